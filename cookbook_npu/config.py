@@ -4,19 +4,18 @@
 
 # %% auto #0
 __all__ = ['Effect', 'LocalPath', 'Family', 'RecordFormat', 'TASK_NAMES', 'Source', 'JUDGE_TEMPLATE', 'WeightUpdateMethod',
-           'KeptCache', 'AdvantageEstimator', 'LossAggMode', 'KlEstimator', 'RolloutIS', 'RolloutISLevel', 'Teacher',
-           'LoraTarget', 'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'SPLIT_KEYS', 'EXPERTS_ON_CPU',
-           'ENGINE_ARGS_OF_THE_LOOP', 'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED',
-           'nonfinite_number', 'absolute_path', 'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig',
-           'source_path', 'DataConfig', 'JudgeConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig',
-           'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'is_tiny', 'DistillConfig',
-           'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig', 'PlacementConfig', 'FaultConfig',
-           'default_runs_folder', 'OutputConfig', 'own_part', 'place_own_files', 'shims_environment', 'own_modules',
-           'RunConfig', 'why_merged', 'ConfigKey', 'with_choices', 'config_keys', 'key_table', 'config_sections',
-           'flat_overrides', 'check_parallel', 'check_argument_names', 'check_schedule', 'check_experts',
-           'check_context', 'check_pipeline', 'check_expert_adapters', 'tenant_config', 'tenant_configs',
-           'check_tenants', 'check_run_name', 'build_config', 'same_setting', 'nearest_key', 'override', 'save_config',
-           'stored_config', 'load_config']
+           'AdvantageEstimator', 'LossAggMode', 'KlEstimator', 'RolloutIS', 'RolloutISLevel', 'Teacher', 'LoraTarget',
+           'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'SPLIT_KEYS', 'EXPERTS_ON_CPU', 'ENGINE_ARGS_OF_THE_LOOP',
+           'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED', 'nonfinite_number', 'absolute_path',
+           'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'source_path', 'DataConfig',
+           'JudgeConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig',
+           'OptimConfig', 'CriticConfig', 'is_tiny', 'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig',
+           'TrainConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part',
+           'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey',
+           'with_choices', 'config_keys', 'key_table', 'config_sections', 'flat_overrides', 'check_parallel',
+           'check_argument_names', 'check_schedule', 'check_experts', 'check_context', 'check_pipeline',
+           'check_expert_adapters', 'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name',
+           'build_config', 'same_setting', 'nearest_key', 'override', 'save_config', 'stored_config', 'load_config']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -139,16 +138,23 @@ class TinyConfig(Config):
     family: Family = setting("qwen3", "architecture")
     hidden_size: int = setting(96, "width of the residual stream, H", gt=0)
     num_layers: int = setting(3, "decoder layers", gt=0)
-    num_heads: int = setting(4, "query heads", gt=0)
-    num_kv_heads: int = setting(2, "key/value heads (grouped-query attention)", gt=0)
+    num_kv_heads: int = setting(
+        2,
+        "key/value heads; there are twice as many query heads (grouped-query attention)",
+        gt=0,
+    )
     ffn_size: int = setting(
         288, "inner width of the SwiGLU block; in a mixture: of each expert", gt=0
     )
-    num_experts: int = setting(8, "experts of a layer; qwen3_moe and qwen3_5_moe", gt=0)
-    experts_per_token: int = setting(
-        2, "experts that compute each token; qwen3_moe and qwen3_5_moe", gt=0
+    num_experts: int = setting(
+        8, "experts of a layer, two for each token; qwen3_moe and qwen3_5_moe", gt=1
     )
     init_std: float = setting(0.02, "standard deviation of the random first weights", gt=0)
+
+    @property
+    def num_heads(self) -> int:
+        "Query heads"
+        return 2 * self.num_kv_heads
 
     @property
     def is_mixture(self) -> bool:
@@ -291,11 +297,6 @@ class DataConfig(Config):
     metadata_keys: tuple[str, ...] = setting(
         (), "further keys of a record to keep for scorers and reports"
     )
-    deduplicate: bool = setting(
-        True,
-        "drop records with the prompt and label of an earlier one; a different label "
-        "is an error",
-    )
     apply_chat_template: bool = setting(
         False, "format the prompt with the tokenizer's chat template", basic=True
     )
@@ -308,7 +309,6 @@ class DataConfig(Config):
         basic=True,
         gt=0,
     )
-    shuffle: bool = setting(True, "shuffle each epoch with the run's seed")
     eval_prompts: int = setting(256, "held-out prompts per evaluation", ge=0)
     eval_data: Source | None = setting(
         None, "file of held-out prompts (None: the held-out split of a generated task)"
@@ -367,16 +367,6 @@ class JudgeConfig(Config):
         {},
         "arguments of the judge's chat template, for vLLM and SGLang: {enable_thinking: false} "
         "turns off the reasoning of Qwen3 ({}: send none)",
-    )
-    concurrency: int = setting(
-        16, "maximum number of concurrent requests", gt=0, effect="none"
-    )
-    retries: int = setting(
-        4,
-        "retries after a timeout, status 429 or 5xx, or a reply without a score; delays "
-        "double, or follow Retry-After",
-        ge=0,
-        effect="later",
     )
     max_requests: int | None = setting(
         None,
@@ -452,27 +442,12 @@ class RewardConfig(Config):
     timeout_s: float = setting(
         5.0, "time limit for grading one response, s", gt=0, effect="later"
     )
-    memory_mb: int = setting(
-        1024, "address-space limit of a grading process, MiB", gt=0, effect="later"
-    )
     workers: int = setting(2, "grading processes", gt=0, effect="none")
     arguments: dict[str, dict[str, Any]] = setting({}, "scorer name -> keyword arguments")
-    retries: int = setting(
-        2,
-        "retries of an async scorer (a reward server) after a failure or timeout",
-        ge=0,
-        effect="later",
-    )
     correct_threshold: dict[str, float] = setting(
         {},
         "scorer name -> score at which a response counts as correct, for accuracy and "
         "pass@k (replaces the scorer's threshold)",
-    )
-    label_failures: int = setting(
-        3,
-        "consecutive crashes on a label before it is graded alone; if that fails too, "
-        "the label is skipped",
-        gt=0,
     )
     judge: JudgeConfig = JudgeConfig()
 
@@ -514,9 +489,6 @@ class EvalSamplingConfig(SamplingConfig):
 WeightUpdateMethod = Literal[
     "auto", "reload_weights", "update_weights", "load_weights", "native"
 ]
-
-# %% ../nbs/01_config.ipynb #9072490d
-KeptCache = Literal["recompute", "keep"]
 
 # %% ../nbs/01_config.ipynb #b7e47657
 class RolloutConfig(Config):
@@ -581,22 +553,10 @@ class RolloutConfig(Config):
         "on it",
         ge=0,
     )
-    decode_steps: int = setting(16, "split: tokens decoded between pause checks", gt=0)
-    group_timeout_s: float | None = setting(
-        None,
-        "split: drop a group after this time, environment calls included, s; long "
-        "responses are then under-represented (None: never)",
-        gt=0,
-    )
     routing_replay: bool = setting(
         False,
         "mixture of experts: compute log-probs and training with the experts that the engine "
         "selected (routing replay, R3)",
-    )
-    kept_cache: KeptCache = setting(
-        "recompute",
-        "split: key/value cache of responses that continue after a weight update",
-        shared=True,
     )
     environment: str | None = setting(
         None,
@@ -741,7 +701,6 @@ class OptimConfig(Config):
     min_learning_rate: float = setting(0.0, "learning rate at the end of the decay", ge=0)
     weight_decay: float = setting(0.1, "decoupled weight decay", ge=0)
     beta2: float = setting(0.98, "second-moment decay", ge=0, lt=1)
-    eps: float = setting(1e-8, "Adam epsilon", gt=0)
     clip_grad: float = setting(1.0, "global gradient-norm clip; 0: off", ge=0)
     cpu_offload: bool = setting(
         False,
@@ -758,7 +717,6 @@ class CriticConfig(Config):
     learning_rate: float | None = setting(
         None, "constant learning rate (None: ten times optim.learning_rate)", gt=0
     )
-    value_clip: float = setting(0.2, "maximum change of a value in one step", gt=0)
     warmup_steps: int = setting(0, "first steps that train only the critic", ge=0)
     epochs: int = setting(1, "passes of the critic over the samples of a rollout", ge=1)
 
@@ -847,11 +805,6 @@ class LoraConfig(Config):
         "sample for all tenants in one batch: faster, but a tenant's log-probs then depend on "
         "the others in the last bits",
     )
-    frozen_weights: Literal["auto", "resident", "offload"] = setting(
-        "auto",
-        "where the weights under the adapter are while their role sleeps: on the device, or on "
-        "the host (auto: on the device, if the plan has room for them)",
-    )
 
 # %% ../nbs/01_config.ipynb #51c6b806
 class TrainConfig(Config):
@@ -889,13 +842,6 @@ class TrainConfig(Config):
         effect="none",
     )
     keep_last: int = setting(2, "most recent checkpoints to keep", gt=0, effect="none")
-    keep_best: int = setting(
-        0,
-        "evaluated checkpoints with the highest held-out accuracy to keep in addition "
-        "(without evaluations, or with stale rollouts: reward; SFT: lowest loss)",
-        ge=0,
-        effect="none",
-    )
     export_hf: bool = setting(
         True, "also export each checkpoint as a Hugging Face folder", effect="none"
     )
@@ -934,26 +880,11 @@ class PlacementConfig(Config):
         "to machines without a trainer rank",
         effect="later",
     )
-    transfer_timeout_s: float = setting(
-        120.0,
-        "time that a weight broadcast waits for a process before it continues without "
-        "it, s",
-        gt=0,
-        effect="none",
-    )
     verify_every_nth: int = setting(
         8,
         "a weight update verifies every n-th tensor, in rotation; 1: all tensors",
         gt=0,
         effect="none",
-    )
-    hccl_port_base: int | None = setting(
-        None,
-        "first HCCL port on each machine: 100 ports on the host, and 100 of the NPUs "
-        "2000 above (None: the shell's ranges, else 60000 + 100 x lowest device id; "
-        "910b scale only)",
-        ge=1024,
-        le=63420,
     )
     trainer_env: dict[str, str] = setting(
         {},
@@ -1051,9 +982,6 @@ class OutputConfig(Config):
     )
     save_samples: bool = setting(
         True, "write each rollout to samples/, replayable without an engine"
-    )
-    tensorboard: bool = setting(
-        True, "write TensorBoard events in addition to metrics.jsonl"
     )
     trackers: tuple[TrackerName, ...] = setting(
         (), "experiment trackers: wandb, swanlab, mlflow, clearml"
@@ -1489,7 +1417,7 @@ def flat_overrides(
 # keys that act with placement.mode split alone, and their defaults
 SPLIT_KEYS = {
     f"rollout.{name}": RolloutConfig.model_fields[name].default
-    for name in ("depth", "max_staleness", "decode_steps", "group_timeout_s", "kept_cache")
+    for name in ("depth", "max_staleness")
 }
 # prefixes of keys -> what they act with, in words and as a test of a configuration
 _ACTS: Mapping[tuple[str, ...], tuple[str, Callable[["RunConfig"], Any]]] = {
@@ -1637,12 +1565,6 @@ _REQUIRED += (
         lambda c: c.lora.slots == 1,
         {"lora.batch_tenants": False},
         "There is one tenant",
-    ),
-    (
-        "lora.frozen_weights 'resident'",
-        lambda c: c.lora.frozen_weights == "resident",
-        {"placement.sleep": "offload"},
-        "The memory saver releases all memory",
     ),
     (
         "'vision' in lora.targets",
@@ -2072,20 +1994,13 @@ def _check_tiny(c: RunConfig) -> None:
     if c.model.path is not None:
         return
     tp = c.parallel.tensor
-    if t.num_kv_heads % tp or t.num_heads % t.num_kv_heads:
+    if t.num_kv_heads % tp:
         raise ConfigError(
-            f"model.tiny has {t.num_heads} query and {t.num_kv_heads} key/value heads, "
-            f"parallel.tensor is {tp}",
-            "Heads must be a multiple of key/value heads, and those a multiple of parallel.tensor.",
+            f"model.tiny has {t.num_kv_heads} key/value heads, parallel.tensor is {tp}",
+            "Set model.tiny.num_kv_heads to a multiple of parallel.tensor.",
         )
     experts = t.num_experts if t.is_mixture else 0
     check_experts(c.parallel, experts, t.ffn_size, f"a tiny {t.family}")
-    if experts and t.experts_per_token > experts:
-        raise ConfigError(
-            f"model.tiny.experts_per_token is {t.experts_per_token}, "
-            f"model.tiny.num_experts is {experts}",
-            "Choose at most all experts.",
-        )
 
 # %% ../nbs/01_config.ipynb #dac62b7e
 def check_context(

@@ -698,8 +698,6 @@ qwen3_5_9b_async = Recipe(
             **_TINY_HYBRID,
             **_ASYNC,
             "placement.devices": 4,
-            # check for a pause after every token, so that weights can change within a four-token answer
-            "rollout.decode_steps": 1,
             # rows of the two steps that an engine may be working on
             "rollout.batch_size": 256,
         },

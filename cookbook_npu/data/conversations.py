@@ -304,11 +304,11 @@ class ConversationReader:
                 reason = "too_long"
             elif one.question in without:
                 reason = "in_eval"
-            elif config.deduplicate and one.question in kept:
+            elif one.question in kept:
                 reason = "repeated"
             counts[reason] += 1
             if reason == "kept":
-                kept[one.question if config.deduplicate else name] = one
+                kept[one.question] = one
         decode_first(image for one in kept.values() for image in one.images)
         return list(kept.values()), f"{source}: {self._summary(counts)}"
 
@@ -360,7 +360,7 @@ def load_conversations(reader: ConversationReader, seed: int = 0) -> PromptDatas
     orders = []
     for source in config.mixture or [config.prompt_data]:
         found, line = reader.read(source, without=without)
-        orders.append(EpochOrder(found, shuffle=config.shuffle, seed=seed, source=line))
+        orders.append(EpochOrder(found, seed=seed, source=line))
     if not config.mixture:
         return PromptDataset(orders[0])
     return PromptDataset(MixedOrder(orders, list(config.mixture.values())))

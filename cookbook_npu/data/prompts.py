@@ -475,8 +475,6 @@ class _Filter:
             return "too_long_begun"
         if prompt.question in self.eval_questions:
             return "in_eval"
-        if not self.config.deduplicate:
-            return None
         if prompt.question not in self.labels:
             self.labels[prompt.question] = prompt.label
             return None
@@ -486,7 +484,7 @@ class _Filter:
         raise DataError(
             f"{place} has the label {prompt.label!r}, "
             f"the same prompt before had {before!r}",
-            "Remove the wrong one, or set data.deduplicate to false.",
+            "Remove the wrong one.",
         )
 
     def describe(self, source: str, name: str) -> str:
@@ -612,7 +610,7 @@ def _load_one(
         prompts, line, _ = load_source(
             source, config, tokenizer, questions, processor, initial_tokens
         )
-    return EpochOrder(prompts, shuffle=config.shuffle, seed=seed, source=line)
+    return EpochOrder(prompts, seed=seed, source=line)
 
 # %% ../../nbs/data/04_prompts.ipynb #8f252a06
 def load_prompts(

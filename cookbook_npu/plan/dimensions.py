@@ -18,7 +18,7 @@ from typing import Any, get_args
 from ..config import Family, ParallelConfig, TinyConfig, check_pipeline
 from ..data.hub import hub_model, local_model
 from ..errors import ConfigError, DataError, MissingError, nearest, parse_json
-from ..model.tiny import head_width
+from ..model.tiny import EXPERTS_PER_TOKEN, head_width
 
 # %% ../../nbs/plan/00_dimensions.ipynb #734100a0
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -371,7 +371,7 @@ def dimensions_of_tiny(
         dimensions = replace(
             dimensions,
             experts=tiny.num_experts,
-            experts_per_token=tiny.experts_per_token,
+            experts_per_token=EXPERTS_PER_TOKEN,
             shared_ffn=tiny.ffn_size if tiny.is_hybrid else 0,
         )
     if not tiny.is_hybrid:

@@ -752,9 +752,6 @@ def _awake_phases(d: Dimensions, config: RunConfig, capacity: int) -> list[Memor
     return [MemoryPhase(name, tuple(parts)) for name, parts in phases.items()]
 
 # %% ../../nbs/plan/01_memory.ipynb #3e2d6889
-_FROZEN = ("lora.frozen_weights",)
-
-
 def _colocated_phases(
     d: Dimensions,
     stage: Dimensions,  # of the trainer's pipeline
@@ -770,7 +767,7 @@ def _colocated_phases(
     starting = [*awake, *state]
     if resident:
         nbytes = ELEMENT_BYTES[config.model.dtype] * trainer_parameters(d, config)
-        asleep += [Component("frozen weights", nbytes, _FROZEN)]
+        asleep += [Component("frozen weights", nbytes, ())]
         if config.rollout.engine == "transformers":
             awake += [engine[0]]
     sent = min(config.placement.bucket_bytes, sent_bytes(d, config))
@@ -800,13 +797,9 @@ def keeps_frozen(
     capacity: int,  # device memory, bytes
 ) -> bool:
     "Whether the weights under an adapter stay on the device while the trainer sleeps"
-    wanted = config.lora.frozen_weights
     takes_turns = config.placement.mode == "colocate" and not config.tenants
-    if not config.lora.rank or config.is_sft or not takes_turns or wanted == "offload":
-        return False
-    if wanted == "resident":
-        return True
-    if config.placement.sleep != "offload":
+    offloads = takes_turns and config.placement.sleep == "offload"
+    if not config.lora.rank or config.is_sft or not offloads:
         return False
     try:
         d = model_of(config)

@@ -80,28 +80,24 @@ def planned_share(
 FIRST_PORT = 60000  # start of HCCL's default range on the host
 NPU_PORTS_ABOVE = 2000  # offset of the NPUs' range
 PORTS_OF_ROLE = 50
+_PORT_RANGES = ("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE")
 
 
 def port_ranges(
-    config: RunConfig,
     role: RunRole,
     first_device: int,  # lowest device id of the run on the machine
 ) -> dict[str, str]:
     "Return the HCCL port ranges of a role, unique on the machine"
-    base = config.placement.hccl_port_base
-    if base is None:
-        base = FIRST_PORT + 2 * PORTS_OF_ROLE * first_device
+    base = FIRST_PORT + 2 * PORTS_OF_ROLE * first_device
     host = base + (PORTS_OF_ROLE if role == "rollout" else 0)
     npu = host + NPU_PORTS_ABOVE
     if npu + PORTS_OF_ROLE > 65536:
         raise ConfigError(
             f"device {first_device} has no HCCL ports left below 65536",
-            "Set placement.hccl_port_base, to a different value for each run on the machine.",
+            f"Export {' and '.join(_PORT_RANGES)}, to different ranges for each run on the machine.",
         )
-    return {
-        "HCCL_HOST_SOCKET_PORT_RANGE": f"{host}-{host + PORTS_OF_ROLE - 1}",
-        "HCCL_NPU_SOCKET_PORT_RANGE": f"{npu}-{npu + PORTS_OF_ROLE - 1}",
-    }
+    ranges = [f"{first}-{first + PORTS_OF_ROLE - 1}" for first in (host, npu)]
+    return dict(zip(_PORT_RANGES, ranges, strict=True))
 
 
 def cpu_threads(
@@ -148,18 +144,16 @@ def _chosen(config: RunConfig, role: RunRole, fixed: Container[str]) -> dict[str
 
 
 def _defaults(
-    config: RunConfig, role: RunRole, environ: Mapping[str, str], share: MachineShare
+    role: RunRole, environ: Mapping[str, str], share: MachineShare
 ) -> dict[str, str | None]:
     "Return the variables of a role at scale 910b that shell or configuration may override"
-    placement = config.placement
     found: dict[str, str | None] = {**_TIME_LIMITS, **DETERMINISTIC}
-    found |= port_ranges(config, role, share.first_device)
+    if not all(name in environ for name in _PORT_RANGES):
+        found |= port_ranges(role, share.first_device)
     found["OMP_NUM_THREADS"] = str(cpu_threads(role, share.trainer_ranks))
     if role == "trainer":
         found["HCCL_CUMEM_ENABLE"] = "0"
     found |= {name: environ[name] for name in SHELL_DECIDES if name in environ}
-    if placement.hccl_port_base is not None:
-        found |= port_ranges(config, role, share.first_device)
     return found
 
 # %% ../../nbs/plan/03_roles.ipynb #0c67217a
@@ -184,7 +178,7 @@ def role_environment(
     if not config.target.has_soc and environ.get(REHEARSE_ENV) != "1":
         return saver | chosen
     share = share or planned_share(config, environ)
-    return _defaults(config, role, environ, share) | own | saver | chosen
+    return _defaults(role, environ, share) | own | saver | chosen
 
 # %% ../../nbs/plan/03_roles.ipynb #8f8faac2
 def environment_text(

@@ -24,7 +24,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..config import EvalSamplingConfig, KeptCache, SamplingConfig
+from ..config import EvalSamplingConfig, SamplingConfig
 from ..data.sample import FinishReason, ImageInput, Sample, continued_turns
 from ..errors import EngineError, NumericsError, WeightUpdateError, nearest
 from ..weights.checksum import checksum
@@ -503,16 +503,11 @@ class Engine(ABC):
         model: str = "",  # for messages
         tokenizer: Any = None,  # required for text prompts
         max_tokens: int | None = None,  # prompt plus response; None: unlimited
-        kept_cache: KeptCache = "recompute",  # key/value cache of running requests at an update
         simulated_latency: float = 0.0,  # sleep of each decode step, s
     ):
-        if kept_cache not in get_args(KeptCache):
-            remedy = nearest(str(kept_cache), get_args(KeptCache))
-            raise EngineError(f"kept_cache is {kept_cache!r}", remedy)
         self.model = model
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
-        self.kept_cache: KeptCache = kept_cache
         self.simulated_latency = simulated_latency
         self.version = 0  # of the weights; 0: those of the model folder
         self.tokens = 0  # sampled so far
@@ -531,7 +526,6 @@ class Engine(ABC):
             other.model,
             other.tokenizer,
             other.max_tokens,
-            other.kept_cache,
             other.simulated_latency,
         )
         self.dtype = other.dtype
@@ -542,7 +536,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _weights_changed(self) -> None:
-        "Recompute or keep the cache of running requests, as `kept_cache` says"
+        "Recompute the cache of running requests"
 
     @abstractmethod
     def _sleep(self, level: int) -> None:
@@ -765,7 +759,7 @@ class Engine(ABC):
         expected: Mapping[str, int] | None = None,  # checksums by name, of some or all
         handles: Mapping[str, tuple] | None = None,
     ) -> None:
-        """Replace all weights and compare the held values with `expected`; see `kept_cache`
+        """Replace all weights and compare the held values with `expected`
 
         A refused update changes nothing. An update that fails later raises `WeightUpdateError`
         and leaves the weights invalid."""

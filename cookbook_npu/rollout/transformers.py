@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from ..config import KeptCache, LoraConfig
+from ..config import LoraConfig
 from ..data.messages import end_token_ids
 from ..data.tokenizer import unsampled_token_ids
 from ..errors import EngineError, MissingError
@@ -1095,7 +1095,6 @@ class TransformersEngine(Engine):
         device: torch.device | str | None = None,  # default: the first of this process
         batch_size: int = 128,  # maximum number of sequences decoded together
         stop_token_ids: Sequence[int] = (),  # in addition to the model's end tokens
-        kept_cache: KeptCache = "recompute",  # key/value cache of running rows at an update
         simulated_latency: float = 0.0,  # sleep of each decode step, s
         lora: LoraConfig | None = None,  # weight updates bring an adapter, not the weights
         routing_replay: bool = False,  # record the experts of each token
@@ -1107,7 +1106,7 @@ class TransformersEngine(Engine):
         self.net: Any = net
         text = net.config.get_text_config()
         longest = text.max_position_embeddings
-        super().__init__(str(hf_path), tokenizer, longest, kept_cache, simulated_latency)
+        super().__init__(str(hf_path), tokenizer, longest, simulated_latency)
         recorder = RoutedExpertsRecorder(net) if routing_replay else None
         runner = ModelRunner(net, self.device, recorder)
         shared = runner.text_forward.shared if runner.text_forward else []
@@ -1126,8 +1125,7 @@ class TransformersEngine(Engine):
         )
 
     def _weights_changed(self) -> None:
-        if self.kept_cache == "recompute":
-            self.decoder.requeue()
+        self.decoder.requeue()
 
     def _sleep(self, level: int) -> None:
         self.weights.offload(level == 1)

@@ -39,7 +39,6 @@ from torch import Tensor
 # %% ../../nbs/rollout/03_vllm.ipynb #b2f000aa
 from ..config import (
     EXPERTS_ON_CPU,
-    KeptCache,
     LoraConfig,
     RunConfig,
     WeightUpdateMethod,
@@ -497,14 +496,12 @@ class VllmRequests:
         stop_token_ids: Sequence[int] = (),
         images: VllmImages | None = None,
         request_seeds: bool = True,
-        salted: bool = False,
         routing_replay: bool = False,
     ):
         self.llm_engine = llm_engine
         self.stop_token_ids = list(stop_token_ids)
         self.images = images
         self.request_seeds = request_seeds
-        self.salted = salted
         self.routing_replay = routing_replay
         self.states: dict[str, RequestState] = {}  # by vLLM's id
         self.expected: dict[str, list[int]] = {}  # id -> prompt ids that vLLM must report
@@ -516,17 +513,12 @@ class VllmRequests:
         "Queue requests; without request seeds they share one generator, equal on all ranks"
         if states and not self.request_seeds:
             torch.manual_seed(states[0].request.seed)
-        self._submit(states, version)
-
-    def _submit(self, states: Iterable[RequestState], version: int) -> None:
         for state in states:
             prompt: dict[str, Any] = {"prompt_token_ids": state.sequence}
             if self.images and state.request.images:
                 prompt = self.images.prompt(state)
             if state.version is not None:  # of one adapter of several
                 prompt["cache_salt"] = f"{state.adapter} version {state.version}"
-            elif self.salted:
-                prompt["cache_salt"] = f"version {version}"
             key = str(self._next_id)
             self._next_id += 1
             self.states[key] = state
@@ -536,12 +528,6 @@ class VllmRequests:
             adapter = self.adapters.get(state.adapter)
             more = {} if adapter is None else {"lora_request": adapter}
             self.llm_engine.add_request(key, prompt, params, **more)
-
-    def restart_unsampled(self, version: int) -> None:
-        "Submit requests without any token again, under the salt of `version`"
-        fresh = [s for s in self.states.values() if not s.sampled]
-        self.remove(fresh)
-        self._submit(fresh, version)
 
     def step(self, version: int) -> list[RequestState]:  # finished requests
         "Run one step of vLLM's engine"
@@ -698,7 +684,6 @@ class VllmEngine(Engine):
         stop_token_ids: Sequence[int] = (),  # in addition to the model's end tokens
         weight_update_method: WeightUpdateMethod = "auto",
         request_seeds: bool = True,  # each response has its own generator
-        kept_cache: KeptCache = "recompute",  # key/value cache of running requests
         simulated_latency: float = 0.0,  # sleep of each decode step, s
         max_pixels: int | None = None,  # of an image; default: the model's own limit
         engine_args: Mapping[str, Any] | None = None,  # further arguments of vllm.LLM
@@ -709,7 +694,7 @@ class VllmEngine(Engine):
         build = prepare_process(Path(hf_path))
         config, tokenizer = read_folder(Path(hf_path))
         limit = max_tokens or config.get_text_config().max_position_embeddings
-        super().__init__(str(hf_path), tokenizer, limit, kept_cache, simulated_latency)
+        super().__init__(str(hf_path), tokenizer, limit, simulated_latency)
         self.dtype = getattr(torch, dtype)
         self._weights_valid = load_weights
         self.lora = lora
@@ -773,9 +758,8 @@ class VllmEngine(Engine):
             self._use_images(config, supported=has_processor and can_clear)
             if self.takes_images:
                 images = VllmImages(self.model, config.image_token_id)
-        salted = self.kept_cache == "keep"
         self.decoder: VllmRequests = VllmRequests(
-            self.llm.llm_engine, stop_token_ids, images, request_seeds, salted, routing_replay
+            self.llm.llm_engine, stop_token_ids, images, request_seeds, routing_replay
         )
         unsampled = unsampled_token_ids(config, self.tokenizer)
         self.llm.collective_rpc(
@@ -792,9 +776,7 @@ class VllmEngine(Engine):
             self.decoder.adapters[""] = self.weights.request()
 
     def _weights_changed(self) -> None:
-        if self.kept_cache == "keep":
-            self.decoder.restart_unsampled(self.version)
-        elif self.llm.reset_prefix_cache() is False:  # running requests hold blocks
+        if self.llm.reset_prefix_cache() is False:  # running requests hold blocks
             self.llm.reset_prefix_cache(reset_running_requests=True)
         if self.takes_images:  # cached outputs of the old vision tower
             self.llm.llm_engine.reset_encoder_cache()

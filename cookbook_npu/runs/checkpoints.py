@@ -210,18 +210,11 @@ class Checkpoints:
     def prune(
         self,
         keep_last: int,  # newest checkpoints to keep, at least 1
-        keep_best: int = 0,  # further checkpoints to keep, by `driver_state["score"]`
     ) -> list[int]:
         "Remove old checkpoints; returns their steps"
-        found = self.finished()
-        scored = [c for c in found if c.driver_state.get("score") is not None]
-        scored.sort(key=lambda c: (c.driver_state["score"], c.step), reverse=True)
-        kept = {c.step for c in [*found[: max(1, keep_last)], *scored[:keep_best]]}
-        removed = []
-        for checkpoint in found:
-            if checkpoint.step not in kept:
-                aside = self._aside(checkpoint.path, "removed")
-                os.rename(checkpoint.path, aside)
-                shutil.rmtree(aside, ignore_errors=True)
-                removed.append(checkpoint.step)
-        return removed
+        old = self.finished()[max(1, keep_last) :]
+        for checkpoint in old:
+            aside = self._aside(checkpoint.path, "removed")
+            os.rename(checkpoint.path, aside)
+            shutil.rmtree(aside, ignore_errors=True)
+        return [checkpoint.step for checkpoint in old]

@@ -241,14 +241,13 @@ class Tracker:
     def for_run(
         cls,
         folder: RunFolder,  # open for writing
-        tensorboard: bool = True,  # write TensorBoard events
         extra_sinks: Iterable[Sink] = (),
         answers: Callable[[], "AnswerTable"] | None = None,  # of the newest evaluation
     ) -> Self:
         "Return the tracker of a run with the usual sinks"
         sinks: list[Sink] = []
         try:
-            sinks += [TensorBoardSink(folder.tensorboard)] if tensorboard else []
+            sinks += [TensorBoardSink(folder.tensorboard)]
         except import_errors() as error:
             print(f"no TensorBoard events: {error}; metrics.jsonl is complete", flush=True)
         spans = SpanLog(folder.spans_file)

@@ -39,6 +39,7 @@ class Target:
         True  # vLLM: a seed for each response, not for each batch
     )
     call_timeout_s: ClassVar[float] = 7200.0  # time limit of one worker-group call, s
+    decode_steps: ClassVar[int] = 16  # split: tokens between pause checks
     # required module -> its part of the software stack, as in `cookbook-npu doctor`
     packages: ClassVar[Mapping[str, str]] = {}
     vllm_packages: ClassVar[Mapping[str, str]] = {}  # the same, for engine vllm

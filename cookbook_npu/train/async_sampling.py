@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Submission', 'RunningGroup', 'training_group', 'BackgroundJobs', 'PoolStatus', 'EngineStatus', 'EngineThread',
-           'EnginePool', 'Stragglers', 'IntervalCounts', 'RunningEvaluation', 'AsyncSampler']
+           'EnginePool', 'IntervalCounts', 'RunningEvaluation', 'AsyncSampler']
 
 # %% ../../nbs/train/11_async_sampling.ipynb #2b04dd89
 import threading
@@ -62,7 +62,6 @@ class RunningGroup:
         self.submitted: set[int] = set()  # indices that an engine is sampling
         self.episodes: dict[int, Episode] = {}  # by index; empty for single-turn responses
         self.engine: int | None = None
-        self.began: float | None = None  # first submission, s on the tracker's clock
 
     @property
     def number(self) -> int:
@@ -303,8 +302,6 @@ class EngineThread:
             submissions[-1][0].extend(ready)
             group.submitted |= {request.index for request in ready}
             self.in_flight += len(ready)
-            if group.began is None:
-                group.began = self.pool.state.tracker.now()
         self.queue = []
         return submissions
 
@@ -321,7 +318,7 @@ class EngineThread:
                 samples += engine.call("engine.abort", abandoned)[0]
             for requests, sampling in submissions:
                 engine.call("submit", requests, sampling)
-            samples += engine.call("engine.collect", state.config.rollout.decode_steps)[0]
+            samples += engine.call("engine.collect", state.config.target.decode_steps)[0]
         except RoleError as error:
             return [], error
         finally:
@@ -532,56 +529,12 @@ class EnginePool:
             thread.set_status(EngineStatus.STARTING)
         self.starts[number] = self.jobs.start(self._start_engine, number, "engine_added")
 
-# %% ../../nbs/train/11_async_sampling.ipynb #74c244bd
-class Stragglers:
-    "Finds and counts the groups that exceed `rollout.group_timeout_s`"
-
-    ALARM_SHARE = 0.05  # of all groups
-
-    def __init__(self, config: RunConfig):
-        self.limit = config.rollout.group_timeout_s
-        self.max_per_step = 10 * config.rollout.prompts_per_step
-        self.in_step = 0
-        self.count = 0
-        self.reported = False
-
-    def find(self, groups: Iterable[RunningGroup], now: float) -> list[RunningGroup]:
-        "Return the groups to drop. Raises `ConfigError` when a step has too many of them"
-        if self.limit is None:
-            return []
-        late = [
-            group
-            for group in groups
-            if group.draw is not None
-            and group.missing
-            and group.began is not None
-            and now - group.began > self.limit
-        ]
-        self.count += len(late)
-        self.in_step += len(late)
-        if self.in_step > self.max_per_step:
-            raise ConfigError(
-                f"rollout.group_timeout_s is {self.limit:g}: {self.in_step} groups of one step "
-                "took longer",
-                "Raise it, or leave it out; lower sampling.max_response_tokens.",
-            )
-        return late
-
-    def alarm(self, trained: int) -> float | None:
-        "Return the share of dropped groups the first time it exceeds `ALARM_SHARE`"
-        share = self.count / max(self.count + trained, 1)
-        if self.reported or share <= self.ALARM_SHARE:
-            return None
-        self.reported = True
-        return share
-
 # %% ../../nbs/train/11_async_sampling.ipynb #32d4c3bf
 @dataclass
 class IntervalCounts:
     "Counts and times since the last row of metrics"
 
     dropped: int = 0  # groups
-    timed_out: int = 0  # of these, stragglers
     paused_s: float = 0.0  # engines, for weight updates
     waited_s: float = 0.0  # trainer, for groups
     busy_s: float = 0.0  # engine time in calls at the start of the interval
@@ -620,7 +573,6 @@ class AsyncSampler:
         self.groups: dict[str, RunningGroup] = {}  # being sampled or graded
         self.finished: dict[str, RunningGroup] = {}  # graded, wait for their step
         self.evaluation = RunningEvaluation()
-        self.stragglers = Stragglers(state.config)
         self._reset(0)
 
     def _reset(self, step: int) -> None:
@@ -656,7 +608,6 @@ class AsyncSampler:
                 raise self.grading.budget_spent
             step = self.gate.step
             groups = [self.finished.pop(str(name)) for name in self.gate.take()]
-            self.stragglers.in_step = 0
             self.constant = 0
         ended = tracker.now()
         self.counts.waited_s += ended - began
@@ -768,19 +719,12 @@ class AsyncSampler:
         self.engines.assign(groups)
 
     def _take_samples(self, samples: list[Sample]) -> None:
-        "Take responses, or turns of them, that an engine has finished; drop stragglers"
+        "Take responses, or turns of them, that an engine has finished"
         for sample in samples:
             group = self.groups.get(sample.group_id)
             if group is not None:
                 group.submitted.discard(sample.index)
                 self._take_sample(group, sample)
-        late = self.stragglers.find(self.groups.values(), self.state.tracker.now())
-        for group in late:
-            self.engines.abandon(group)
-            self._drop(group)
-            self.counts.timed_out += 1
-        if late:
-            self._admit()
 
     def _take_sample(self, group: RunningGroup, sample: Sample) -> None:
         if self.stream is not None:
@@ -942,17 +886,9 @@ class AsyncSampler:
         seconds = max(now - counts.since, 1e-9)
         engines = len(self.engines.in_service)
         rollout_share = (busy - counts.busy_s) / (seconds * engines)
-        share = self.stragglers.alarm(self.state.prompts.counts["trained"])
-        if share is not None:
-            self.state.folder.event(
-                "alarm_group_timeout",
-                share=round(share, 3),
-                why="long responses are under-represented: raise rollout.group_timeout_s",
-            )
         return {
             "async/queue_depth": float(len(self.finished)),
             "async/dropped_groups": float(counts.dropped),
-            "async/timed_out_groups": float(counts.timed_out),
             "async/engines": float(engines),
             "async/trainer_idle_share": counts.waited_s / seconds,
             "async/rollout_idle_share": max(1 - rollout_share, 0.0),

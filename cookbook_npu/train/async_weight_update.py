@@ -163,7 +163,7 @@ class WeightBroadcast:
             if self.store is None:
                 self.store = open_store(host)
             self.count += 1
-            timeout_s = self.state.config.placement.transfer_timeout_s
+            timeout_s = self.state.config.faults.hang_timeout_s / 5
             self.members = members
             self.group = UpdateGroup(host, self.store.port, self.count, len(members), timeout_s)
             names = [member.name for member in members]

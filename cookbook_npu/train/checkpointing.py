@@ -81,24 +81,6 @@ class CheckpointManager:
                 name = "adapter" if self.state.config.lora.rank else "hf"
                 trainer.call("save", str(partial / name), self.state.workers.hf_path)
 
-    def set_score(self, row: Mapping[str, Any]) -> None:
-        "Set the score of the pending checkpoint, for `train.keep_best`"
-        if self.pending is None:
-            return
-        config = self.state.config
-        accuracy, loss = "raw_reward", "sft_loss"
-        # with stale rollouts an evaluation ends after the commit of its checkpoint
-        late = config.placement.mode == "split" and config.rollout.max_staleness > 0
-        if config.rollout.eval_every and self.state.held_out and not late:
-            # not comparable with rewards: other checkpoints have no score
-            accuracy, loss = "eval_accuracy", "eval_loss"
-        score = row.get(
-            accuracy, row.get("eval_reward") if accuracy == "eval_accuracy" else None
-        )
-        if config.is_sft and row.get(loss) is not None:
-            score = -row[loss]
-        self.pending.driver["score"] = score
-
     def finish(self) -> Checkpoint | None:  # None: nothing was pending
         "Wait for the files, commit the checkpoint, and remove old ones"
         pending = self.pending
@@ -109,8 +91,7 @@ class CheckpointManager:
             made = self.store.commit(pending.partial, pending.step, pending.driver)
         self.pending = None
         self.newest_step = pending.step
-        train = self.state.config.train
-        self.store.prune(train.keep_last, train.keep_best)
+        self.store.prune(self.state.config.train.keep_last)
         return made
 
     def finish_after(self, error: BaseException) -> None:

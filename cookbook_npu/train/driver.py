@@ -429,7 +429,6 @@ class Driver:
             row |= self.grading.reward_metrics(step) | self.grading.judge_metrics()
         self.logprob_alarm.watch(step, row, self.state.folder)
         record = tracker.log(step + 1, row)
-        self.checkpoints.set_score(row)
         if step + 1 == config.num_steps:
             self.checkpoints.finish()
         return record

@@ -95,7 +95,6 @@ def rehearsal(config: RunConfig, has_vllm: bool = True) -> RunConfig:
         "model.tiny.family": family,
         "model.tiny.num_layers": 2 * config.parallel.pipeline,
         "model.tiny.num_kv_heads": kv_heads,
-        "model.tiny.num_heads": 2 * kv_heads,
         "model.tiny.num_experts": max(8, config.parallel.expert),
     }
     # vLLM's CPU build does not repack experts after a weight update

@@ -100,7 +100,7 @@ def missing_reward(what: str, failure: str) -> RewardError:
     "The error for groups without a reward, to be raised"
     return RewardError(
         f"{what}; the last failure: {failure}",
-        "Is the reward server up? Raise reward.retries, or let faults.min_groups leave such "
+        "Is the reward server up? Let faults.min_groups leave such "
         "groups out; the run can be resumed.",
     )
 
@@ -199,7 +199,7 @@ class Grading:
                 share=share,
                 limit=FAILURE_ALARM,
                 **failed,
-                remedy="Look at the labels and at the longest answers, raise reward.timeout_s or memory_mb.",
+                remedy="Look at the labels and at the longest answers, or raise reward.timeout_s.",
             )
         return {f"reward/verifier_{name}": float(count) for name, count in failed.items()}
 

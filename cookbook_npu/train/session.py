@@ -331,7 +331,6 @@ def open_tracker(
     shown = COMPLETIONS if config.output.save_samples else 0
     tracker = Tracker.for_run(
         folder,
-        config.output.tensorboard,
         extra_sinks=[*open_trackers(config, folder, last >= 0), view],
         answers=partial(newest_answers, folder, shown) if shown else None,
     )

@@ -143,7 +143,7 @@ class TenantRecord:
         together: TenantBatch | None = None,
     ) -> None:
         "Lease a slot, restore the checkpoint, and send the weights to the engines"
-        tracker = Tracker.for_run(self.folder, self.config.output.tensorboard)
+        tracker = Tracker.for_run(self.folder)
         self.stack.enter_context(tracker)
         self.tenant = tenants.lease(name, self.config)
         engines = self.tenant.engines

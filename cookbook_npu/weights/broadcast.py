@@ -82,7 +82,7 @@ class Meetings:
                 raise WeightUpdateError(
                     f"{here} of {self.size} members of a weight broadcast came within "
                     f"{self.timeout_s:g} s",
-                    "An engine hangs, or the network is slow: raise placement.transfer_timeout_s.",
+                    "An engine hangs, or the network is slow: raise faults.hang_timeout_s.",
                 )
             time.sleep(POLL_STORE_S)
             here = self.store.add(key, 0)
@@ -157,7 +157,7 @@ class GroupMember:
                     self._abort("a broadcast does not end")
                     raise WeightUpdateError(
                         why,
-                        "A member died in it, or the network is slow: raise placement.transfer_timeout_s.",
+                        "A member died in it, or the network is slow: raise faults.hang_timeout_s.",
                     )
                 self.meetings.check()
                 time.sleep(POLL_STORE_S)

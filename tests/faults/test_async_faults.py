@@ -100,7 +100,7 @@ def test_without_staleness_it_is_the_colocated_run(undisturbed, tmp_path):
 def test_weights_by_broadcast_and_its_receiver_dies(undisturbed, tmp_path):
     """The trainer does not wait for one that hangs, or for one that dies: the next engine receives, the lost
     one comes back, one is removed and added, and what is learned is the same as in a quiet run"""
-    more = {"placement.transfer_backend": "broadcast", "placement.transfer_timeout_s": 10}
+    more = {"placement.transfer_backend": "broadcast", "faults.hang_timeout_s": 50}
     config = configure(tmp_path, "run", **SYNCHRONOUS, **more)
     faults = "rollout0/receive_weights#1/hang:broadcast:1; rollout0/receive_weights#3/die"
     driver = Driver(config, faults, scale={3: 1, 4: 2})
@@ -122,7 +122,7 @@ def test_weights_by_broadcast_and_its_receiver_dies(undisturbed, tmp_path):
 def test_responses_go_on_under_new_weights(tmp_path):
     "Decoding slower than training: updates meet half-done responses, and every token says its version"
     # an engine is removed with half-done responses, which the other one goes on with
-    slow = {"rollout.simulated_latency": 0.3, "rollout.decode_steps": 1}
+    slow = {"rollout.simulated_latency": 0.3}
     driver = Driver(configure(tmp_path, "run", **SPLIT, **slow), scale={2: 1, 3: 2, 4: 6})
     assert driver.end() == 0, driver.text()
     # a request that cannot be met leaves the run as it is

@@ -145,7 +145,6 @@ def test_ungradable_labels_stay_ungradable(tmp_path):
         "reward.scorers": {"run_driver:hangs": 1.0},
         "reward.correct_threshold": {},
         "reward.timeout_s": 0.3,
-        "reward.label_failures": 1,
         "data.eval_prompts": 2,
         **ONE_DEVICE,
     }

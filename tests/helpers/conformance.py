@@ -745,17 +745,6 @@ def update_in_flight_recomputes(case: Case) -> None:
 
 
 @engine_check
-def update_in_flight_keeps(case: Case) -> None:
-    "With kept_cache keep, running requests keep their cache, and no other request uses it"
-    case.close()
-    case.built = case.factory(case.folder, kept_cache="keep")
-    kept = updated_gap(case) > case.tolerance
-    require(kept, "the cache of running requests was recomputed")
-    require_logprobs(case, case.other, case.ask())
-    case.close()
-
-
-@engine_check
 def invalid_calls_are_refused(case: Case) -> None:
     "Invalid streaming calls are refused and leave requests in flight unchanged"
     engine = case.engine

@@ -178,7 +178,6 @@ def train(
     "The Hugging Face folder after an SFT run on a file of conversations"
     overrides = {
         "data.apply_chat_template": False,
-        "data.deduplicate": False,
         "data.image_key": "images" if pictures else None,
         "data.eval_prompts": 0,
         "rollout.eval_every": 0,
@@ -189,7 +188,6 @@ def train(
         "train.save_every": 0,
         "output.root": str(root),
         "output.name": data.stem,
-        "output.tensorboard": False,
         **{f"optim.{name}": value for name, value in optim.items()},
     }
     config = qwen3_4b_sft(
@@ -240,7 +238,7 @@ def accuracy(name: str, weights: bytes, root: Path) -> float:
     "The sampled held-out accuracy of a model before the first step of its recipe"
     made = MODELS[name]
     folder = tiny_folder(made.config().model.tiny, weights)
-    place = {"output.root": str(root), "output.name": "recipe", "output.tensorboard": False}
+    place = {"output.root": str(root), "output.name": "recipe"}
     config = made.config(model=folder, num_steps=1, overrides=place)
     with session(config) as run:
         first = next(iter(run.steps()))

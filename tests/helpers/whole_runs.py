@@ -43,7 +43,6 @@ def parameters(
         "output.name": name,
         "output.resume": resume,
         "output.restart": resume,  # a blow may fall before the first checkpoint
-        "output.tensorboard": False,
         "rollout.eval_every": 2,
         "data.eval_prompts": 8,
         "reward.scorers": {"run_driver:spread": 1.0},

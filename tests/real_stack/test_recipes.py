@@ -34,7 +34,6 @@ OVERRIDES = {
     "reward.scorers": {"cookbook_npu.train.rehearsal:varied_reward": 1.0},
     "train.micro_batch_tokens": 1024,
     "train.save_every": 1,
-    "output.tensorboard": False,
 }
 TWO = {"placement.devices": 2}
 # run -> recipe, family, prompts, changes, largest |train - rollout log-prob|

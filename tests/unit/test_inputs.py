@@ -154,7 +154,6 @@ def test_template_arguments_are_used_in_prompts_and_turns(tmp_path):
     config = DataConfig(
         prompt_data=str(file),
         eval_data=str(file),
-        deduplicate=False,
         apply_chat_template=True,
         chat_template_kwargs=arguments,
     )

@@ -131,7 +131,8 @@ def opened(endpoint):
 
 def test_every_failure_costs_its_own_response_alone(endpoint, opened, monkeypatch):
     monkeypatch.setattr(judge_module, "REQUEST_TIMEOUT_S", 3.0)
-    judge = opened(retries=1)
+    monkeypatch.setattr(judge_module, "RETRIES", 1)
+    judge = opened()
     failing = ["broken", "refused", "hang", "garbled", "vague", "wild 99", "long 7"]
     scores = judge.scores(["good 4", *failing, "flaky 6"])
     assert scores == [0.4, *[None] * len(failing), 0.6]
@@ -159,7 +160,8 @@ def test_every_failure_costs_its_own_response_alone(endpoint, opened, monkeypatc
 def test_a_failure_says_why(opened, monkeypatch, message, why):
     monkeypatch.setenv("JUDGE_KEY_OF_TEST", KEY)
     monkeypatch.setattr(judge_module, "REQUEST_TIMEOUT_S", 3.0)
-    judge = opened(retries=0, api_key_env="JUDGE_KEY_OF_TEST")
+    monkeypatch.setattr(judge_module, "RETRIES", 0)
+    judge = opened(api_key_env="JUDGE_KEY_OF_TEST")
     assert judge.scores([message]) == [None]
     assert why in judge.failure and KEY not in judge.failure
 
@@ -185,20 +187,21 @@ def test_the_request_has_fields_that_vllm_knows(endpoint, opened):
 
 
 def test_retry_after_is_followed(opened):
-    judge = opened(retries=1)
+    judge = opened()
     began = time.monotonic()
     assert judge.scores(["busy 3"]) == [0.3]
     assert time.monotonic() - began >= 0.4
 
 
-def test_requests_run_concurrently_up_to_the_limit(endpoint, opened):
+def test_requests_run_concurrently_up_to_the_limit(endpoint, opened, monkeypatch):
+    monkeypatch.setattr(judge_module, "CONCURRENCY", 3)
     endpoint.meet = threading.Barrier(3).wait
-    opened(concurrency=3).scores([f"good {n / 10}" for n in range(12)])
+    opened().scores([f"good {n / 10}" for n in range(12)])
     assert endpoint.running[1] == 3
 
 
 def test_a_budget_of_requests_is_never_exceeded(endpoint, opened, tmp_path):
-    judge = opened(tmp_path, max_requests=5, concurrency=4)
+    judge = opened(tmp_path, max_requests=5)
     with pytest.raises(BudgetSpent, match="5 of reward.judge.max_requests 5"):
         judge.scores([f"good {n}" for n in range(9)])
     assert sum(endpoint.asked.values()) == 5
@@ -236,7 +239,7 @@ def test_an_interrupt_cancels_the_requests(endpoint, opened):
 
 
 def test_scores_become_rewards_and_verdicts(endpoint):
-    settings = {"url": endpoint.url, "model": "big", "template": "{answer}", "retries": 0}
+    settings = {"url": endpoint.url, "model": "big", "template": "{answer}"}
     config = RewardConfig(
         scorers={"judge": 2.0, "length": 1.0},
         arguments={"length": {"max_tokens": 0, "buffer": 0}},

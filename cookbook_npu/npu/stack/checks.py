@@ -407,7 +407,7 @@ def _hccl_ports(m: Machine, need: Need) -> CheckResult:
     stated = {name: m.env[name] for name in _RANGES if name in m.env}
     remedy = (
         "export HCCL_HOST_SOCKET_PORT_RANGE=60000-60099 HCCL_NPU_SOCKET_PORT_RANGE=62000-62099 "
-        "(or auto), or set placement.hccl_port_base: a run without them sets both by its first device"
+        "(or auto), or unset both: a run without them sets both by its first device"
     )
     ports: dict[str, set[int]] = {}
     for name, text in stated.items():
