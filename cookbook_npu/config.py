@@ -4,18 +4,19 @@
 
 # %% auto #0
 __all__ = ['Effect', 'LocalPath', 'Family', 'RecordFormat', 'TASK_NAMES', 'Source', 'JUDGE_TEMPLATE', 'WeightUpdateMethod',
-           'AdvantageEstimator', 'LossAggMode', 'KlEstimator', 'RolloutIS', 'RolloutISLevel', 'Teacher', 'LoraTarget',
-           'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'SPLIT_KEYS', 'EXPERTS_ON_CPU', 'ENGINE_ARGS_OF_THE_LOOP',
-           'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED', 'nonfinite_number', 'absolute_path',
-           'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'source_path', 'DataConfig',
-           'JudgeConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig',
-           'OptimConfig', 'CriticConfig', 'is_tiny', 'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig',
-           'TrainConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part',
-           'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey',
-           'with_choices', 'config_keys', 'key_table', 'config_sections', 'flat_overrides', 'check_parallel',
-           'check_argument_names', 'check_schedule', 'check_experts', 'check_context', 'check_pipeline',
-           'check_expert_adapters', 'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name',
-           'build_config', 'same_setting', 'nearest_key', 'override', 'save_config', 'stored_config', 'load_config']
+           'AdvantageEstimator', 'PolicyLoss', 'LossAggMode', 'KlEstimator', 'RolloutIS', 'RolloutISLevel', 'Teacher',
+           'LoraTarget', 'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'SPLIT_KEYS', 'EXPERTS_ON_CPU',
+           'ENGINE_ARGS_OF_THE_LOOP', 'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED',
+           'nonfinite_number', 'absolute_path', 'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig',
+           'source_path', 'DataConfig', 'JudgeConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig',
+           'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'is_tiny', 'DistillConfig',
+           'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig', 'PlacementConfig', 'FaultConfig',
+           'default_runs_folder', 'OutputConfig', 'own_part', 'place_own_files', 'shims_environment', 'own_modules',
+           'RunConfig', 'why_merged', 'ConfigKey', 'with_choices', 'config_keys', 'key_table', 'config_sections',
+           'flat_overrides', 'check_parallel', 'check_argument_names', 'check_schedule', 'check_experts',
+           'check_context', 'check_pipeline', 'check_expert_adapters', 'tenant_config', 'tenant_configs',
+           'check_tenants', 'check_run_name', 'build_config', 'same_setting', 'nearest_key', 'override', 'save_config',
+           'stored_config', 'load_config']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -585,6 +586,7 @@ class RolloutConfig(Config):
 AdvantageEstimator = Literal[
     "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo", "gae"
 ]
+PolicyLoss = Literal["ppo", "gspo", "gmpo", "cispo", "sapo", "dppo_tv", "dppo_kl"]
 LossAggMode = Literal[
     "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm", "group-mean"
 ]
@@ -593,14 +595,29 @@ RolloutIS = Literal["none", "truncate", "mask", "reject"]
 RolloutISLevel = Literal["token", "sequence", "geometric"]
 
 # %% ../nbs/01_config.ipynb #08488c92
+def _or_own(key: str, kind: Any) -> AfterValidator:
+    "Accept the names of a Literal type, and a function of the user's"
+
+    def check(name: str) -> str:
+        if ":" not in name and name not in get_args(kind):
+            remedy = f"{nearest(name, get_args(kind))} Your own function is ./file.py:name."
+            raise ConfigError(f"{key} is {name!r}", remedy)
+        return name
+
+    return AfterValidator(check)
+
+
 class AlgorithmConfig(Config):
     "The policy-gradient algorithm"
 
     # advantages (rl.advantages)
-    advantage_estimator: AdvantageEstimator = setting(
+    advantage_estimator: Annotated[
+        str, _or_own("algorithm.advantage_estimator", AdvantageEstimator)
+    ] = setting(
         "grpo",
-        "advantage estimator; gdpo normalizes each scorer's score separately; gae is that of "
-        "PPO and trains a critic",
+        "advantage estimator: grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline; "
+        "gdpo normalizes each scorer's score separately; gae is that of PPO and trains a "
+        "critic; or your own, ./file.py:name",
         basic=True,
     )
     normalize_std: bool = setting(
@@ -625,10 +642,11 @@ class AlgorithmConfig(Config):
         le=1,
     )
     # policy loss (rl.losses, rl.loss_aggregation)
-    loss: Literal["ppo", "gspo", "gmpo", "cispo", "sapo", "dppo_tv", "dppo_kl"] = setting(
+    loss: Annotated[str, _or_own("algorithm.loss", PolicyLoss)] = setting(
         "ppo",
         "policy loss: token ratios (ppo), sequence ratios (gspo, gmpo), clipped weights "
-        "(cispo), a soft gate (sapo), a bound on the divergence (dppo_tv, dppo_kl)",
+        "(cispo), a soft gate (sapo), a bound on the divergence (dppo_tv, dppo_kl), or your "
+        "own, ./file.py:name",
     )
     clip_ratio_low: float = setting(
         0.2,
@@ -688,6 +706,12 @@ class AlgorithmConfig(Config):
     dynamic_sampling_attempts: int = setting(
         1, "maximum rollouts per step to replace groups with equal rewards (DAPO)", gt=0
     )
+
+    @property
+    def has_token_rewards(self) -> bool:
+        "Whether the advantage of a token is its return (REINFORCE++)"
+        known = get_args(AdvantageEstimator)
+        return self.advantage_estimator in known and "reinforce" in self.advantage_estimator
 
 # %% ../nbs/01_config.ipynb #a641bfa8
 class OptimConfig(Config):
@@ -1033,12 +1057,13 @@ def _as_modules(value: Any, folders: list[str]) -> Any:
     return value
 
 
+_OWN_FUNCTIONS = ("algorithm.loss", "algorithm.advantage_estimator", "rollout.environment")
 _OWN_FILES = (
+    *_OWN_FUNCTIONS,
     "reward.scorers",
     "reward.by_source",
     "reward.arguments",
     "reward.correct_threshold",
-    "rollout.environment",
     "shims",
 )
 
@@ -1092,16 +1117,14 @@ def shims_environment(names: Iterable[str]) -> dict[str, str]:
 
 
 def own_modules(values: Mapping[str, Any]) -> list[str]:
-    "Return the modules of own scorers, environments and shims in the values of a configuration"
-
+    "Return the modules of the user's own parts in the values of a configuration"
     dumped = {k: v.model_dump() if isinstance(v, Config) else v for k, v in values.items()}
     names: list[str] = []
     for part in (dumped, *_tenants_of(dumped).values()):
         given = dict(flat_overrides(part))
-        names += [
-            *(given.get("reward.scorers") or ()),
-            given.get("rollout.environment") or "",
-        ]
+        names += given.get("reward.scorers") or ()
+        for key in _OWN_FUNCTIONS:
+            names.append(given.get(key) or "")
         for scorers in (given.get("reward.by_source") or {}).values():
             names += scorers
     own = [name.partition(":")[0] for name in names if ":" in name]
@@ -1457,7 +1480,7 @@ _ACTS: Mapping[tuple[str, ...], tuple[str, Callable[["RunConfig"], Any]]] = {
     ),
     ("algorithm.gamma",): (
         "an advantage_estimator of tokens ('reinforce_plus_plus', 'gae')",
-        lambda c: c.has_critic or c.algorithm.advantage_estimator.startswith("reinforce"),
+        lambda c: c.has_critic or c.algorithm.has_token_rewards,
     ),
     ("algorithm.normalize_std",): (
         "algorithm.advantage_estimator 'grpo'",
@@ -1596,8 +1619,8 @@ _REQUIRED += (
 def _has_token_advantages(c: RunConfig) -> bool:
     "Whether the tokens of a response have different advantages"
     a = c.algorithm
-    returns = a.advantage_estimator.startswith("reinforce")
-    return bool(c.has_critic or c.teachers or returns and (a.kl_in_reward or a.gamma < 1))
+    differ = a.has_token_rewards and (a.kl_in_reward or a.gamma < 1)
+    return bool(c.has_critic or c.teachers or differ)
 
 
 _REQUIRED += (
@@ -1630,7 +1653,7 @@ _REQUIRED += (
     ),
     (
         "an advantage_estimator of REINFORCE++",
-        lambda c: c.algorithm.advantage_estimator.startswith("reinforce"),
+        lambda c: c.algorithm.has_token_rewards,
         {"algorithm.whiten": True},
         "Its paper normalizes over the batch",
     ),

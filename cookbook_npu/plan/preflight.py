@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['VLLM_CLASSES', 'MEGATRON_CLASSES', 'FIRST_RECORDS', 'has_package', 'check_devices', 'field_names', 'check_packages',
-           'check_engine', 'use_code_folder', 'check_episodes', 'check_scorers', 'check_shims', 'check_model',
-           'check_reward_model', 'check_records', 'check_source', 'check_conversations', 'check_eval_data',
-           'check_files', 'check_output', 'receiving_machines', 'check_layout', 'check_machine']
+           'check_engine', 'use_code_folder', 'check_episodes', 'check_scorers', 'check_algorithm', 'check_shims',
+           'check_model', 'check_reward_model', 'check_records', 'check_source', 'check_conversations',
+           'check_eval_data', 'check_files', 'check_output', 'receiving_machines', 'check_layout', 'check_machine']
 
 # %% ../../nbs/plan/05_preflight.ipynb #344d7978
 import ast
@@ -207,6 +207,15 @@ def check_scorers(config: RunConfig) -> None:
             check_judge(config.reward.judge)
         else:
             load_function(name, config.reward.arguments.get(name))
+
+
+def check_algorithm(config: RunConfig) -> None:
+    "Raise `ConfigError` for a loss or advantages of the user's that do not work"
+    if ":" in config.algorithm.loss + config.algorithm.advantage_estimator:
+        from ..rl.algorithms import check_own_functions
+
+        use_code_folder(config)
+        check_own_functions(config.algorithm)
 
 
 def check_shims(config: RunConfig) -> None:
@@ -441,6 +450,7 @@ def check_machine(
     check_episodes(config)
     for own in (config, *tenant_configs(config).values()):
         check_scorers(own)
+        check_algorithm(own)
     check_shims(config)
     for role in RUN_ROLES:
         role_environment(config, role, environ)
