@@ -21,6 +21,7 @@ TYPED = {
     "lora": "unit/test_howto.py::test_a_page_as_typed",
     "own_conversations": "unit/test_howto.py::test_a_page_as_typed",
     "own_data": "unit/test_howto.py::test_a_page_as_typed",
+    "own_loss": "unit/test_howto.py::test_a_page_as_typed",
     "own_model": "unit/test_model_hubs.py::test_the_page_of_models_as_typed",
     "own_recipe": "unit/test_howto.py::test_a_page_as_typed",
     "own_reward": "unit/test_howto.py::test_a_page_as_typed",

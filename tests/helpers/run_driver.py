@@ -30,6 +30,13 @@ def spread(answer, label, metadata):
     return (sum(map(ord, answer)) % 97) / 97
 
 
+def own_clip(logp_T, old_logp_T, adv_T, seqs, config):
+    "The loss ppo, as a user would write it"
+    low, high = 1 - config.clip_ratio_low, 1 + config.clip_ratio_high
+    ratio_T = (logp_T - old_logp_T).exp()
+    return (-ratio_T * adv_T).maximum(-ratio_T.clamp(low, high) * adv_T)
+
+
 def breaks(answer, label, metadata):
     "A scorer that raises from its 71st answer on; the file counts"
     count = Path(os.environ["COOKBOOK_NPU_TEST_COUNT"])

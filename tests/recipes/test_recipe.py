@@ -249,6 +249,20 @@ def test_the_recipe_with_pictures_looks_at_them(tmp_path):
 
 
 @pytest.mark.lane("runs")
+def test_a_loss_of_the_users_trains_as_the_same_loss_of_the_package(tmp_path):
+    "Rewards that differ within every group, so that both move the weights"
+    given = {"reward.scorers": {"run_driver:spread": 1.0}, "train.global_batch_size": 8}
+    metrics = []
+    for name in ("ppo", "run_driver:own_clip"):
+        values = {**given, "algorithm.loss": name, "output.name": name[:3]}
+        run_without_notebook(tmp_path, "qwen3_4b_colocate", **values)
+        metrics.append(records(tmp_path / name[:3]))
+    assert metrics[0][2]["grad_norm"] > 0
+    for name in ("pg_loss", "grad_norm", "raw_reward"):
+        assert metrics[1][2][name] == pytest.approx(metrics[0][2][name], rel=1e-6), name
+
+
+@pytest.mark.lane("runs")
 def test_gsm8k_records_run_through_in_a_copy_of_the_notebook(tmp_path):
     lines = [
         {
