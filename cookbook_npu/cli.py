@@ -717,8 +717,10 @@ def machine_need(
     from .npu.stack.checks import Need
     from .plan.dimensions import total_parameters
     from .plan.memory import host_bytes, model_of
+    from .plan.preflight import check_models
 
     config = planned_config(recipe, scale, parameters)
+    check_models(config, weights=False)
     model = model_of(config)
     if nodes:
         per_machine = -(-config.placement.devices // nodes)

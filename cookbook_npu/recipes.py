@@ -112,9 +112,42 @@ _TINY_TRIANGLES: Settings = {
 }
 
 
+def _real_model(settings: Settings) -> Settings:
+    "Return what replaces a tiny model's settings where a model is given: a device for each role"
+    split = settings.get("placement.mode") == "split"
+    lora = bool(settings.get("lora.rank"))
+    tenants = settings.get("tenants", {})
+    values: Settings = {
+        "parallel.tensor": 1,
+        "placement.devices": max(settings.get("parallel.expert", 1), 1 + split),
+        "placement.simulated_memory_bytes": 16 << 30,
+        "optim.learning_rate": 5e-4 if lora else 2e-5,
+        "train.global_batch_size": None,
+        "tenants": {
+            name: {**own, "optim.learning_rate": 5e-4} for name, own in tenants.items()
+        },
+    }
+    if "sft.loss_mask" in settings:
+        return {
+            **values,
+            "sampling.max_response_tokens": 512,
+            "rollout.prompts_per_step": 16,
+        }
+    return {
+        **values,
+        **_FILE_SETTINGS["laptop"],
+        "data.eval_prompts": 64,
+        "rollout.prompts_per_step": 8,
+        "rollout.samples_per_prompt": 8,
+        "rollout.batch_size": 16,
+        "train.micro_batch_tokens": 2048,
+        **({"critic.learning_rate": 1e-5} if "critic.learning_rate" in settings else {}),
+    }
+
+
 def _for_prompts(prompt_data: str, config: RunConfig) -> Settings:
     "Return the settings of a generated task or a file"
-    tiny = config.target.has_tiny_model
+    tiny = config.target.has_tiny_model and config.model.path is None
     if prompt_data == "triangles":
         return _TINY_TRIANGLES if tiny else {"rollout.environment": "geo3k"}
     if prompt_data == "calculator" and not tiny:
@@ -123,9 +156,13 @@ def _for_prompts(prompt_data: str, config: RunConfig) -> Settings:
         larger = _TINY_CALCULATOR_MODEL if config.model.tiny.family == "qwen3" else {}
         return {**_CALCULATOR, **_TINY_CALCULATOR, **larger}
     if prompt_data in _TASK_SETTINGS:
-        return _TASK_SETTINGS[prompt_data]
-    plain = tiny and config.model.path is None
-    return {**_FILE_SETTINGS[config.scale], **(_PLAIN_TEXT if plain else {})}
+        settings = dict(_TASK_SETTINGS[prompt_data])
+        if config.target.has_tiny_model and not tiny:  # answers in words, not in 4 tokens
+            settings |= {"sampling.max_response_tokens": 64}
+            if settings.get("reward.scorers") == {"exact": 1.0}:
+                settings |= _REAL_PROMPTS
+        return settings
+    return {**_FILE_SETTINGS[config.scale], **(_PLAIN_TEXT if tiny else {})}
 
 # %% ../nbs/02_recipes.ipynb #18c0ff65
 def _deciding_source(values: Settings, default: str) -> str:
@@ -191,9 +228,16 @@ class Recipe:
     reference: Reference | None = None
     expected: Mapping[str, Expected] = field(default_factory=dict)  # scale -> numbers
 
-    def settings(self, scale: str) -> Settings:
-        "Return everything the recipe sets at a scale: the target's, its own, those of the scale"
-        return {**find_target(scale).settings, **self.base, **self.at.get(scale, {})}
+    def settings(self, scale: str, model: bool = False) -> Settings:
+        """Return everything the recipe sets at a scale: the target's, its own, those of the scale
+
+        With `model` those of a run whose model is given, which replace a tiny model's."""
+        target = find_target(scale)
+        values = {**target.settings, **self.base, **self.at.get(scale, {})}
+        return {
+            **values,
+            **(_real_model(values) if model and target.has_tiny_model else {}),
+        }
 
     def with_settings(self, settings: Settings) -> "Recipe":
         "Return a copy in which `settings` replace its own at every scale"
@@ -242,7 +286,8 @@ class Recipe:
         # set the path first: with it the checks of model.tiny do not apply
         path = ModelConfig(path=model)
         return override(
-            RunConfig(recipe=self.name, scale=scale, model=path), self.settings(scale)
+            RunConfig(recipe=self.name, scale=scale, model=path),
+            self.settings(scale, model is not None),
         )
 
     def _build(
@@ -295,7 +340,9 @@ class Recipe:
 
     def _repr_markdown_(self) -> str:
         "The settings of each scale as a table"
-        columns = {scale: self.settings(scale) for scale in SCALES}
+        columns = {"laptop": self.settings("laptop")}
+        columns["laptop, own model"] = self.settings("laptop", model=True)
+        columns |= {scale: self.settings(scale) for scale in SCALES[1:]}
         keys = sorted({key for values in columns.values() for key in values})
         lines = [f"**{self.title or self.name}**", "", f"| key | {' | '.join(columns)} |"]
         lines += ["|---" * (len(columns) + 1) + "|"]

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['MAX_IMAGE_BYTES', 'MAX_IMAGE_PIXELS', 'MAX_ASPECT_RATIO', 'DATA_URL', 'CACHE_BYTES', 'IMAGE_MARK', 'IMAGE_MARKUP',
-           'ImageSource', 'image_source', 'image_size', 'read_image', 'processor_class', 'check_picture',
-           'ImageProcessor', 'LazyImage', 'expand_placeholders', 'make_room', 'no_processor', 'with_image_parts',
-           'plain_content', 'collapse_placeholders', 'decode_first']
+           'ImageSource', 'image_source', 'image_size', 'read_image', 'processor_class', 'image_settings',
+           'check_picture', 'ImageProcessor', 'LazyImage', 'expand_placeholders', 'make_room', 'no_processor',
+           'with_image_parts', 'plain_content', 'collapse_placeholders', 'decode_first']
 
 # %% ../../nbs/data/02_images.ipynb #7f663709
 import base64
@@ -227,6 +227,21 @@ def processor_class() -> Any:
     return getattr(transformers, name)
 
 
+def image_settings(folder: str | Path) -> dict[str, Any] | None:
+    "The settings of a model's image processor; None for a model without one"
+    # transformers 5 nests them in the first file
+    for name, key in (
+        ("processor_config.json", "image_processor"),
+        ("preprocessor_config.json", ""),
+    ):
+        file = Path(folder) / name
+        if file.is_file():
+            found = parse_json(file.read_bytes(), str(file))
+            if found := found.get(key) if key else found:
+                return dict(found)
+    return None
+
+
 def _check_aspect_ratio(source: ImageSource, width: int, height: int) -> None:
     if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
         raise source.error(
@@ -255,13 +270,12 @@ class ImageProcessor:
         max_pixels: int | None = None,  # maximum area after resizing; default: the model's
         blank: bool = False,  # replace images by white ones of the same size
     ):
-        file = Path(hf_path) / "preprocessor_config.json"
-        if not file.is_file():
+        found = image_settings(hf_path)
+        if found is None:
             raise MissingError(
-                f"{file} does not exist",
+                f"{hf_path} has no image processor",
                 "Images need a model with a vision tower, such as Qwen3-VL.",
             )
-        found = parse_json(file.read_bytes(), str(file))
         settings = {key: found[key] for key in _SETTINGS if found.get(key) is not None}
         self.hf: Any = processor_class()(**settings)
         self.smallest = self.hf.size["shortest_edge"] if min_pixels is None else min_pixels
@@ -349,7 +363,7 @@ class ImageProcessor:
         if abs(levels - exact).max() > 0.01 or exact.min() < 0 or exact.max() > 255:
             raise DataError(
                 f"image {image.reference}: its pixel values are not of this model's processor",
-                "Make them with the preprocessor_config.json of the engine's model.",
+                "Make them with the image processor of the engine's model.",
             )
         height, width, _ = exact.shape
         if self.resized(width, height) != (width, height):
@@ -469,7 +483,7 @@ def no_processor(place: str) -> DataError:
     "The error for images of a model without a vision tower"
     return DataError(
         f"{place} has images, and the model has no image processor",
-        "Give a model with a vision tower (and its preprocessor_config.json).",
+        "Give a model with a vision tower, and its preprocessor_config.json or processor_config.json.",
     )
 
 # %% ../../nbs/data/02_images.ipynb #da20d0fa

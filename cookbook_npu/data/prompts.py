@@ -37,6 +37,7 @@ from ..data.images import (
     ImageProcessor,
     ImageSource,
     decode_first,
+    image_settings,
     image_source,
     make_room,
     no_processor,
@@ -550,7 +551,7 @@ def load_source(
 # %% ../../nbs/data/04_prompts.ipynb #14436d2d
 def image_processor(hf_path: str | Path, config: DataConfig) -> ImageProcessor | None:
     "The image processor of a run; None for a model without a vision tower"
-    if not (Path(hf_path) / "preprocessor_config.json").is_file():
+    if image_settings(hf_path) is None:
         return None
     return ImageProcessor(hf_path, None, config.image_max_pixels, config.blank_images)
 

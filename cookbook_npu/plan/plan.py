@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
-from ..config import RunConfig, check_context, check_expert_adapters
+from ..config import RunConfig
 from ..data.tasks import GENERATED
 from ..errors import ConfigError
 from ..model.first_weights import random_start
@@ -45,6 +45,7 @@ from ..plan.memory import (
     trained_parameters,
     trainer_parameters,
 )
+from .preflight import check_models
 from .published import PublishedRun, nearest_run
 from .roles import megatron_arguments, variables_table, vllm_arguments
 from ..plan.time import (
@@ -655,18 +656,10 @@ def make_plan(
 ) -> RunPlan:
     """Plan a run.
 
-    Raises `ConfigError` when the model does not support its layout, `DeviceError` when it does not
+    Raises the errors of `check_models`, and `DeviceError` when it does not
     fit at the lower end of its memory."""
+    check_models(config, weights=False)
     model = model_of(config)
-    check_context(
-        config.parallel,
-        model.kv_heads,
-        model.linear_layers > 0,
-        model.vision > 0,
-        model.name,
-    )
-    if config.lora.rank and model.experts:
-        check_expert_adapters(config.lora, model.name)
     if check and config.target.checks_memory:
         phases = check_fits(config, soc, at_least=True)
     else:

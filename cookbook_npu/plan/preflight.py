@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['VLLM_CLASSES', 'MEGATRON_CLASSES', 'FIRST_RECORDS', 'has_package', 'check_devices', 'field_names', 'check_packages',
            'check_engine', 'use_code_folder', 'check_episodes', 'check_scorers', 'check_algorithm', 'check_shims',
-           'check_model', 'check_reward_model', 'check_records', 'check_source', 'check_conversations',
-           'check_eval_data', 'check_files', 'check_output', 'receiving_machines', 'check_layout', 'check_machine']
+           'check_model', 'check_splits', 'check_models', 'check_classifier', 'check_records', 'check_source',
+           'check_conversations', 'check_eval_data', 'check_files', 'check_output', 'receiving_machines',
+           'check_layout', 'check_machine']
 
 # %% ../../nbs/plan/05_preflight.ipynb #344d7978
 import ast
@@ -16,6 +17,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,10 @@ from ..config import (
     RewardConfig,
     RunConfig,
     check_argument_names,
+    check_context,
+    check_expert_adapters,
+    check_experts,
+    check_pipeline,
     is_tiny,
     own_modules,
     tenant_configs,
@@ -46,12 +52,20 @@ from ..data.messages import checked_messages
 from ..data.prompts import choose_schema, folder_of
 from ..data.rewards import all_scorers, check_labels, check_reward
 from ..data.tasks import GENERATED
-from ..errors import ConfigError, MissingError, StorageError, parse_json
+from ..errors import ConfigError, MissingError, StorageError
 from ..model.first_weights import teacher_model
+from ..model.folder import (
+    check_readable,
+    check_split,
+    check_weights,
+    read_config,
+)
 from ..npu.stack.machine import Machine
 from ..npu.stack.settings import part_fix
 from ..npu.stack.stacks import installed_packages
-from .roles import RUN_ROLES, role_environment
+from .dimensions import Dimensions, dimensions_of_folder
+from .memory import model_of
+from .roles import RUN_ROLES, architecture, role_environment
 from ..runs.trackers import check_trackers
 
 # %% ../../nbs/plan/05_preflight.ipynb #8d84b0b9
@@ -239,40 +253,96 @@ def check_shims(config: RunConfig) -> None:
                 ) from None
 
 # %% ../../nbs/plan/05_preflight.ipynb #924c0508
-def check_model(name: str, chat: bool = False) -> None:
-    "Raise `MissingError` for a missing model, `ConfigError` for a missing chat template"
-    folder = local_model(name)
-    if not (Path(folder) / "config.json").is_file():
-        raise MissingError(
-            f"model {folder} holds no config.json",
-            "Give a Hugging Face model folder, or the id of a hub: Qwen/Qwen3-0.6B.",
-        )
-    if chat and not _has_chat_template(Path(folder)):
+def check_model(name: str, chat: bool = False, weights: bool = True) -> str:
+    """Return the folder of a model; raises an error for one that a run cannot use
+
+    Without `weights` they may be missing, and those of a hub are not downloaded."""
+    folder = Path(local_model(name, weights=False))
+    config = read_config(folder)
+    check_readable(folder)
+    if chat and not _has_chat_template(folder):
         raise ConfigError(
             f"model {name} has no chat template, which data.apply_chat_template asks for",
             "Put a chat_template.jinja there (of the instruct model), or give plain prompts with "
             "overrides {'data.apply_chat_template': false}.",
         )
+    if weights or any(
+        file for kind in ("safetensors", "bin") for file in folder.glob(f"*.{kind}")
+    ):
+        check_weights(local_model(name), config)
+    return str(folder)
 
 
 def _has_chat_template(folder: Path) -> bool:
-    "Whether a model folder has a chat template where transformers looks for it"
-    if (folder / "chat_template.jinja").is_file() or any(
-        folder.glob("additional_chat_templates/*.jinja")
-    ):
+    "Whether a model folder has a default chat template where transformers looks for it"
+    if (folder / "chat_template.jinja").is_file():
         return True
     for name in ("chat_template.json", "tokenizer_config.json", "processor_config.json"):
         file = folder / name
-        if file.is_file() and json.loads(file.read_text("utf-8")).get("chat_template"):
+        found = (
+            json.loads(file.read_text("utf-8")).get("chat_template")
+            if file.is_file()
+            else None
+        )
+        if isinstance(found, list):
+            found = any(one.get("name") == "default" for one in found)
+        if found:
             return True
     return False
 
+
+def check_splits(d: Dimensions, config: RunConfig, policy: bool = True) -> None:
+    "Raise `ConfigError` for a layout or a length that a model does not support"
+    parallel = config.parallel
+    if not policy and not d.experts:  # a dense teacher of a mixture
+        parallel = parallel.model_copy(update={"expert": 1})
+    sizes = dict(
+        linear_num_key_heads=d.linear_key_heads,
+        linear_num_value_heads=d.linear_heads,
+        padded_vocab_size=d.vocab,
+    )
+    check_split(architecture(d) | sizes, parallel.tensor, d.name)
+    check_pipeline(parallel, d.layers, d.name, d.least_layers)
+    check_experts(parallel, d.experts, d.ffn, d.name)
+    check_context(parallel, d.kv_heads, d.linear_layers > 0, d.sees, d.name)
+    if policy and config.lora.rank and d.experts:
+        check_expert_adapters(config.lora, d.name)
+    prompt = config.data.max_prompt_tokens
+    lengths = {"sampling.max_response_tokens": config.sampling.max_response_tokens}
+    if config.rollout.eval_max_response_tokens and not config.is_sft:
+        lengths["rollout.eval_max_response_tokens"] = (
+            config.rollout.eval_max_response_tokens
+        )
+    for key, response in lengths.items():
+        if prompt + response > d.positions:
+            raise ConfigError(
+                f"data.max_prompt_tokens {prompt} + {key} {response} is {prompt + response}, and "
+                f"{d.name} has {d.positions} positions",
+                "Lower one of them, or scale the positions of the model (yarn in its config.json).",
+            )
+
+
+def check_models(config: RunConfig, weights: bool = True) -> None:
+    """Raise an error for a model of the run that is unusable, or does not support the layout
+
+    Without `weights`, folders may be missing: models are recognized by their names."""
+    policy = config.model.path
+    teachers = [name for name in config.teachers if not is_tiny(name)]
+    if policy is None:
+        check_splits(model_of(config), config)
+    for name in dict.fromkeys(filter(None, (policy, config.reward_model.path, *teachers))):
+        folder = name
+        if weights or Path(name).is_dir():
+            chat = name == policy and config.data.apply_chat_template
+            folder = check_model(name, chat, weights)
+            if name == config.reward_model.path:
+                check_classifier(name, read_config(folder))
+        d = replace(dimensions_of_folder(folder), name=name)
+        check_splits(d, config, name == policy)
+
 # %% ../../nbs/plan/05_preflight.ipynb #10a8ca6c
-def check_reward_model(name: str) -> None:
-    "Raise `MissingError` for a missing model, `ConfigError` for no classifier with one label"
-    check_model(name)
-    path = Path(local_model(name)) / "config.json"
-    values = parse_json(path.read_bytes(), str(path))
+def check_classifier(name: str, values: Mapping[str, Any]) -> None:
+    "Raise `ConfigError` unless the config.json of a reward model is a classifier with one label"
     kinds = values.get("architectures") or [""]
     labels = len(values.get("id2label") or (0, 1))
     if kinds[0].endswith("ForSequenceClassification") and labels == 1:
@@ -362,14 +432,9 @@ def check_files(config: RunConfig) -> None:
         check_eval_data(data, config.reward)
         for source in data.mixture:
             check_source("data.mixture", source, data, config.reward)
-    if config.model.path:
-        check_model(config.model.path, data.apply_chat_template)
-    if config.reward_model.path:
-        check_reward_model(config.reward_model.path)
-    for teacher in config.teachers:
-        if not is_tiny(teacher):
-            check_model(teacher)
-        elif config.model.path:
+    check_models(config)
+    for teacher in filter(is_tiny, config.teachers):
+        if config.model.path:
             raise ConfigError(
                 f"distill.teacher is {teacher!r}, the policy is {config.model.path}",
                 "Give the folder of a model with the policy's tokenizer.",

@@ -165,8 +165,9 @@ def role_environment(
 ) -> dict[str, str | None]:
     """Return the variables that a role adds to its environment (None: removes)
 
-    Raises `ConfigError` for a reserved variable. At laptop scale only those of a memory saver, of
-    `placement.trainer_env` or `placement.rollout_env`, and of `shims` are set."""
+    Raises `ConfigError` for a reserved variable. At laptop scale only the threads for a model
+    that is given, and the variables of a memory saver, `placement.trainer_env`,
+    `placement.rollout_env` and `shims` are set."""
     environ = os.environ if environ is None else environ
     saver: dict[str, str | None] = {}
     if role == "trainer" and config.placement.sleep == "torch_memory_saver":
@@ -175,9 +176,11 @@ def role_environment(
     chosen = _chosen(config, role, {*own, *saver})
     if config.shims:
         chosen |= {SHIMS_ENV: ",".join(config.shims)}
-    if not config.target.has_soc and environ.get(REHEARSE_ENV) != "1":
-        return saver | chosen
     share = share or planned_share(config, environ)
+    if not config.target.has_soc and environ.get(REHEARSE_ENV) != "1":
+        threads = str(cpu_threads(role, share.trainer_ranks))
+        real = config.model.path and "OMP_NUM_THREADS" not in environ
+        return saver | ({"OMP_NUM_THREADS": threads} if real else {}) | chosen
     return _defaults(role, environ, share) | own | saver | chosen
 
 # %% ../../nbs/plan/03_roles.ipynb #8f8faac2
@@ -252,7 +255,7 @@ def vllm_arguments(config: RunConfig, soc: str = "Ascend910B1") -> dict[str, Any
     return llm_arguments(
         config.model.path or f"tiny {config.model.tiny.family}",
         kv_cache_bytes=planned_cache(config, capacity_of(config, soc)),
-        sees=model_of(config).family not in ("qwen3", "qwen3_moe"),
+        sees=model_of(config).sees,
         load_weights=False,  # the first update brings them
         lora=config.lora if config.sends_adapter else None,
         **run_arguments(config),

@@ -117,7 +117,8 @@ def convert_state(
 
 # %% ../../nbs/policy/00_export.ipynb #fb754102
 def write_template_defaults(folder: Path, arguments: Mapping[str, Any]) -> None:
-    "Make the arguments with which a policy was trained the defaults of its chat template"
+    "Make the arguments with which a policy was trained the defaults of its chat templates"
+    from ..data.messages import chat_templates
     from ..data.tokenizer import read_tokenizer
 
     if not arguments:
@@ -126,8 +127,11 @@ def write_template_defaults(folder: Path, arguments: Mapping[str, Any]) -> None:
         f"{{%- if {name} is not defined %}}{{%- set {name} = {value!r} %}}{{%- endif +%}}"
         for name, value in arguments.items()
     )
-    template = f"{defaults}{read_tokenizer(folder).chat_template}"
-    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    for name, text in chat_templates(read_tokenizer(folder)).items():
+        file = folder / f"additional_chat_templates/{name}.jinja"
+        file = folder / "chat_template.jinja" if name == "default" else file
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(defaults + text, encoding="utf-8")
 
 
 @contextmanager

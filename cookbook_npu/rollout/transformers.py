@@ -28,6 +28,7 @@ from ..data.messages import end_token_ids
 from ..data.tokenizer import unsampled_token_ids
 from ..errors import EngineError, MissingError
 from ..heartbeat import report_progress
+from ..model.folder import longest_sequence
 from ..model.lora import ADAPTER, PEFT_PREFIX, adapter_layers, add_hf_adapter
 from ..model.routing_replay import RoutedExpertsRecorder
 from ..model.tiny import use_plain_experts
@@ -1105,7 +1106,7 @@ class TransformersEngine(Engine):
         net, tokenizer = load_folder(Path(hf_path), self.dtype, self.device, lora)
         self.net: Any = net
         text = net.config.get_text_config()
-        longest = text.max_position_embeddings
+        longest = longest_sequence(net.config.to_dict())
         super().__init__(str(hf_path), tokenizer, longest, simulated_latency)
         recorder = RoutedExpertsRecorder(net) if routing_replay else None
         runner = ModelRunner(net, self.device, recorder)

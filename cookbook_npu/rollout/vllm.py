@@ -15,7 +15,6 @@ __all__ = ['VllmBuild', 'VLLM_ENVIRONMENT', 'VLLM_CPU_ENVIRONMENT', 'TORCH_COMPA
 import functools
 import gc
 import importlib
-import json
 import math
 import os
 from collections.abc import (
@@ -44,11 +43,16 @@ from ..config import (
     WeightUpdateMethod,
     check_argument_names,
 )
-from ..data.images import ImageProcessor, collapse_placeholders
+from ..data.images import (
+    ImageProcessor,
+    collapse_placeholders,
+    image_settings,
+)
 from ..data.messages import end_token_ids
 from ..data.tokenizer import unsampled_token_ids
 from ..errors import EngineError, MissingError, WeightUpdateError
 from ..heartbeat import report_progress
+from ..model.folder import longest_sequence, read_weights
 from ..model.lora import adapter_name
 from ..npu.device import probe
 from ..npu.role_variables import ROLE_VARIABLES
@@ -174,22 +178,12 @@ def check_experts_on_cpu(config: Any, build: VllmBuild) -> None:
 # %% ../../nbs/rollout/03_vllm.ipynb #ebb58a0d
 def folder_shapes(folder: Path | str) -> dict[str, torch.Size]:
     "Return the shape of every weight of a folder by name, in file order: experts one by one"
-    files = sorted(Path(folder).glob("*.safetensors"))
-    if not files:
-        raise MissingError(
-            f"{folder} holds no .safetensors file",
-            "Give a Hugging Face model folder with safetensors weights.",
-        )
     shapes: dict[str, torch.Size] = {}
-    for file in files:
-        with file.open("rb") as f:
-            header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
-        header.pop("__metadata__", None)
-        for name, entry in header.items():
-            if name.startswith("mtp."):
-                continue  # multi-token prediction, which no policy has
-            shape = torch.Size(entry["shape"])
-            shapes |= expert_shapes(name, shape) or {name: shape}
+    for name, one in read_weights(folder).items():
+        if name.startswith("mtp."):
+            continue  # multi-token prediction, which no policy has
+        shape = torch.Size(one.shape)
+        shapes |= expert_shapes(name, shape) or {name: shape}
     return shapes
 
 # %% ../../nbs/rollout/03_vllm.ipynb #40a502ca
@@ -693,7 +687,7 @@ class VllmEngine(Engine):
     ):
         build = prepare_process(Path(hf_path))
         config, tokenizer = read_folder(Path(hf_path))
-        limit = max_tokens or config.get_text_config().max_position_embeddings
+        limit = max_tokens or longest_sequence(config.to_dict())
         super().__init__(str(hf_path), tokenizer, limit, simulated_latency)
         self.dtype = getattr(torch, dtype)
         self._weights_valid = load_weights
@@ -753,7 +747,7 @@ class VllmEngine(Engine):
     ) -> None:
         images = None
         if hasattr(config, "vision_config"):
-            has_processor = (Path(self.model) / "preprocessor_config.json").is_file()
+            has_processor = image_settings(self.model) is not None
             can_clear = hasattr(self.llm.llm_engine, "reset_encoder_cache")
             self._use_images(config, supported=has_processor and can_clear)
             if self.takes_images:

@@ -29,7 +29,7 @@ class Laptop(Target):
     device_name = "simulated NPU"
     simulated = True
     vllm_on_cpu = True
-    call_timeout_s = 600.0
+    call_timeout_s = 3600.0
     decode_steps = 1  # weights can change within an answer of four tokens
     settings: Mapping[str, Any] = {
         "parallel.tensor": 2,

@@ -18,7 +18,7 @@ from ..config import RunConfig, override
 from ..data.conversations import conversation_reader, load_conversations
 from ..data.tasks import GENERATED, PICTURED
 from ..npu.device import AUTOLOAD_ENV, SIMULATE_ENV
-from ..plan.dimensions import dimensions_of_folder
+from ..plan.dimensions import DENSE, dimensions_of_folder
 from ..plan.plan import model_name
 from ..plan.roles import REHEARSE_ENV
 from ..terminal import counted
@@ -91,6 +91,7 @@ def rehearsal(config: RunConfig, has_vllm: bool = True) -> RunConfig:
     family = config.model.tiny.family
     if config.model.path:
         family = dimensions_of_folder(config.model.path).family
+        family = "qwen3" if family in DENSE else family
     model = {
         "model.tiny.family": family,
         "model.tiny.num_layers": 2 * config.parallel.pipeline,

@@ -33,6 +33,7 @@ from ..heartbeat import report_progress
 from ..model.checkpoint import BackgroundSaver, checkpoint_errors
 from ..model.checkpoint import load_state as load_checkpoint
 from ..model.delta_net import choose_layout
+from ..model.folder import copy_model_files
 from ..model.logprobs import packed_logprobs
 from ..model.lora import adapter_off, without_dropout, write_adapter
 from ..model.megatron import (
@@ -736,12 +737,13 @@ def write_hf_folder(
     aside = target.with_name(f"{target.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     with checkpoint_errors(target):
-        # config.json would make a whole model of the adapter's folder
-        left_out = ["*.safetensors*", "*.bin", *(["config.json"] if lora else [])]
-        shutil.copytree(hf_path, aside, ignore=shutil.ignore_patterns(*left_out))
+        aside.mkdir(parents=True)
+        copy_model_files(hf_path, aside)
         if lora is None:
             write_weights(aside, named)
         else:
+            # it would make a whole model of the adapter's folder
+            (aside / "config.json").unlink()
             write_adapter(aside, named, lora, str(hf_path))
         shutil.rmtree(target, ignore_errors=True)
         os.replace(aside, target)

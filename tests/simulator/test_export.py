@@ -34,6 +34,8 @@ def trained(tmp_path_factory) -> dict[str, tuple[Path, torch.Tensor]]:
         build_tiny(tiny, tokenizer, root / f"first_{family}", seed=0)
         overrides = {
             "model.dtype": "float32",
+            "parallel.tensor": 2,
+            "placement.devices": 2,
             "output.root": str(root),
             "output.name": family,
         }

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+import transformers
 from preloaded_jobs import TRAINER_RANK
 from ranks import run_ranks
 from safetensors.torch import load_file
@@ -21,16 +22,19 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig, TinyConfig
 from cookbook_npu.data.tokenizer import find_tokenizer, unsampled_token_ids
+from cookbook_npu.model.folder import both_names
+from cookbook_npu.plan.dimensions import dimensions_of_folder, total_parameters
 from cookbook_npu.rollout.engine import STACKED_EXPERTS
 
 # transformers 4, of the 910B stack with vllm-ascend 0.18.0, has no Qwen3.5 (make test-stacks)
 NEWER = (
     ("qwen3_5", "qwen3_5_moe") if int(version("transformers").split(".")[0]) >= 5 else ()
 )
-FAMILIES = ("qwen3", "qwen3_moe", "qwen3_vl", *NEWER)
-TEXT_ONLY = ("qwen3", "qwen3_moe")
+DENSE = {"llama": "Llama", "qwen2": "Qwen2"}  # without a tiny model of the package
+FAMILIES = ("qwen3", "qwen3_moe", "qwen3_vl", *DENSE, *NEWER)
+TEXT_ONLY = ("qwen3", "qwen3_moe", *DENSE)
 EXPERTS = ("qwen3_moe", "qwen3_5_moe")
-TRAINED = ("qwen3", *EXPERTS)
+TRAINED = ("qwen3", "qwen2", *EXPERTS)
 LAYOUTS = {
     "TP2": ParallelConfig(tensor=2),  # of experts, too
     "TP1": ParallelConfig(),
@@ -80,6 +84,29 @@ def tokenizer():
     return PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token="<pad>", eos_token="<eos>"
     )
+
+
+def dense_folder(folder: Path) -> Path:
+    "A random model as transformers saves it: Llama 3's rotary positions, a tied head; Qwen2's biases"
+    rope = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0)
+    rope |= dict(high_freq_factor=4.0, original_max_position_embeddings=4)
+    config = getattr(transformers, f"{DENSE[folder.name]}Config")(
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=len(tokenizer()),
+        tie_word_embeddings=folder.name == "llama",
+        **both_names({"rope_parameters": rope} if folder.name == "llama" else {}),
+    )
+    model = getattr(transformers, f"{DENSE[folder.name]}ForCausalLM")(config)
+    for n, p in model.named_parameters():
+        if n.endswith("bias"):
+            torch.nn.init.normal_(p, generator=torch.Generator().manual_seed(p.numel()))
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
 
 
 def hf_model(folder: Path):
@@ -196,6 +223,7 @@ def reference(folder: Path) -> dict:
         "logits": logits.detach(),
         "grads": folder_names(grads),
         "logps": logps,
+        "parameters": sum(p.numel() for p in hf.parameters()),
     }
     if folder.name == "qwen3_moe" and NEWER:
         out["replayed"] = hf_replayed(hf)
@@ -393,6 +421,7 @@ def check(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
     saved = load_file(folder / "model.safetensors")
     exported = {n: t.cpu() for n, t in export_weights(model)}
     result = {
+        "parameters": (total_parameters(dimensions_of_folder(folder)), want["parameters"]),
         "missing": sorted(set(saved) ^ set(exported)),
         "changed": [n for n in saved if not torch.equal(saved[n], exported[n])],
         "logits": far(model.logits(want["ids"]), want["logits"]),
@@ -453,11 +482,14 @@ def results(tmp_path_factory) -> list[dict]:
     for family in FAMILIES:
         # of a hybrid model: three gated delta nets and one attention layer
         layers = 4 if family.startswith("qwen3_5") else 2
-        shape = TinyConfig(family=family, hidden_size=64, num_layers=layers, ffn_size=128)
-        torch.save(
-            reference(build_tiny(shape, tokenizer(), root / family, seed=0)),
-            root / f"{family}.pt",
-        )
+        if family in DENSE:
+            folder = dense_folder(root / family)
+        else:
+            shape = TinyConfig(
+                family=family, hidden_size=64, num_layers=layers, ffn_size=128
+            )
+            folder = build_tiny(shape, tokenizer(), root / family, seed=0)
+        torch.save(reference(folder), root / f"{family}.pt")
     return run_ranks(
         f"{__file__}:all_layouts",
         2,
@@ -507,6 +539,12 @@ def test_gradient_norm_counts_every_parameter_once(results, family):
     for rank in results:
         ours, theirs = rank["TP2", family]["norms"]
         assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+@cases
+def test_the_plan_counts_the_parameters_of_transformers(results, case):
+    planned, found = results[0][case]["parameters"]
+    assert planned == found
 
 
 @cases

@@ -1,7 +1,9 @@
 """What this machine cannot run is refused by `run`, `plan` and `session` at once, and nothing is left"""
 
 import functools
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from cookbook_npu import override, qwen3_4b_colocate, session
 from cookbook_npu.cli import main
+from cookbook_npu.config import TinyConfig
 from cookbook_npu.errors import ConfigError
+from cookbook_npu.model import folder as folder_reader
+from cookbook_npu.model.first_weights import tiny_folder
 from cookbook_npu.npu.device import probe_cuda, probe_npu
 from cookbook_npu.plan import preflight
 from cookbook_npu.runs.checkpoints import Checkpoints
@@ -249,6 +255,108 @@ def test_a_mistake_is_refused_before_anything_starts(tmp_path, monkeypatch, caps
         return
     assert told in refused_here(monkeypatch, capsys, here, *words)
     assert {path.name for path in here.iterdir()} - {"__pycache__"} == before
+
+
+def quantized(folder):
+    weights(folder, lambda content: content.replace(b'"F32"', b'"I32"', 1))
+
+
+def weights(folder, change):
+    file = folder / "model.safetensors"
+    file.write_bytes(change(file.read_bytes()))
+
+
+def settings(folder, **values):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def shards(folder):
+    "The second of two files is missing"
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    index = {"weight_map": {"lm_head.weight": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def other_head(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    save_file(tensors, folder / "model.safetensors")
+
+
+POLICY = ("qwen3_4b_colocate", "-p", "model", "model")
+TEACHER = ("qwen3_4b_opd", "-p", "overrides", '{"distill.teacher": "model"}')
+TP4 = '{"parallel.tensor": 4, "placement.devices": 4}'
+LONG = '{"data.max_prompt_tokens": 4090}'
+FOLDERS = {
+    "adapter": (
+        lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"),
+        POLICY,
+        "is a LoRA adapter, not a model",
+    ),
+    "FP8": (
+        lambda folder: settings(folder, quantization_config={"quant_method": "fp8"}),
+        TEACHER,
+        "is quantized (fp8). Give the folder in bfloat16",
+    ),
+    "quantized weights": (quantized, POLICY, "is quantized (I32)"),
+    "another family": (
+        lambda folder: settings(folder, model_type="gemma"),
+        POLICY,
+        "'gemma'",
+    ),
+    "biases": (
+        lambda folder: settings(folder, attention_bias=True),
+        POLICY,
+        "attention_bias",
+    ),
+    "no safetensors": (
+        lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+        POLICY,
+        "in .bin files only. Convert them",
+    ),
+    "pointer": (
+        lambda folder: weights(
+            folder, lambda _: b"version https://git-lfs.github.com/spec/v1"
+        ),
+        POLICY,
+        "model.safetensors is a pointer of Git LFS",
+    ),
+    "missing shard": (shards, POLICY, "model-2.safetensors is missing"),
+    "incomplete": (
+        lambda folder: weights(folder, lambda content: content[:-1]),
+        TEACHER,
+        "model.safetensors has",
+    ),
+    "another head": (other_head, POLICY, "has an lm_head.weight of its own"),
+    "no head": (
+        lambda folder: settings(folder, tie_word_embeddings=False),
+        POLICY,
+        "has no lm_head.weight",
+    ),
+    "heads": (None, (*POLICY, "-p", "overrides", TP4), "num_key_value_heads of"),
+    "positions": (None, (*POLICY, "-p", "overrides", LONG), "4122, and"),
+    "transformers 4": (None, POLICY, "was saved by transformers 5"),
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_model_folder_is_refused_by_each_command(tmp_path, monkeypatch, capsys, name):
+    "plan, doctor and run have one text"
+    change, words, told = FOLDERS[name]
+    shape = TinyConfig(hidden_size=64, num_layers=2, ffn_size=192)
+    shutil.copytree(tiny_folder(shape), tmp_path / "model")
+    if name == "transformers 4":
+        monkeypatch.setattr(folder_reader, "version", lambda package: "4.57.6")
+    elif change is not None:
+        change(tmp_path / "model")
+    errors = set()
+    for command in ("plan", "doctor", "run"):
+        scale = () if command == "run" else ("--scale", "laptop")
+        said = refused_here(monkeypatch, capsys, tmp_path, command, *words, *scale)
+        errors.add(said[said.index("error") :])
+    assert len(errors) == 1 and told in errors.pop()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 PICTURES = {
