@@ -35,7 +35,7 @@ SUBPACKAGES = {
     "runs": "During and after a run",
     "plan": "Before a run",
     "cluster": "Cluster",
-    "targets": "Targets: laptop, cuda, npu910b",
+    "targets": "Targets: laptop, accelerators",
     "contrib": "Contributed adapters",
 }
 SHIMS = "torch transformer_engine megatron_core mindspeed".split()

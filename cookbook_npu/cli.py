@@ -1211,7 +1211,7 @@ def _rerun(
     ] = False,
 ) -> None:
     "Repeat a run with the same recipe, parameters, seeds and data, and compare the two."
-    from .runs.rerun import prepare_rerun, rerun_text
+    from .runs.compare import prepare_rerun, rerun_text
 
     rerun = prepare_rerun(run)
     typer.echo(fit(rerun_text(rerun)))

@@ -27,7 +27,7 @@ from typing import Any, Generic, Self, TypeVar
 
 
 from ..config import RewardConfig
-from .expressions import evaluate_expression
+from .equality import evaluate_expression
 from .final_answer import label_text
 from .graders import SCORERS, check_label
 from .rewards import GradingJob, GradingPool

@@ -19,8 +19,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from .equality import same_answer
-from .expressions import evaluate_expression, numbers_in, plain_expression
+from ..data.equality import (
+    evaluate_expression,
+    numbers_in,
+    plain_expression,
+    same_answer,
+)
 from ..data.final_answer import (
     ANSWER_WINDOW,
     INTEGER,

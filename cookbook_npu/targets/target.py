@@ -67,8 +67,8 @@ class Target:
 # %% ../../nbs/targets/00_target.ipynb #6922e6e6
 TARGETS: Mapping[str, str] = {  # scale -> its module and class
     "laptop": "cookbook_npu.targets.laptop:Laptop",
-    "cuda": "cookbook_npu.targets.cuda:Cuda",
-    "910b": "cookbook_npu.targets.npu910b:Npu910b",
+    "cuda": "cookbook_npu.targets.accelerators:Cuda",
+    "910b": "cookbook_npu.targets.accelerators:Npu910b",
 }
 
 

@@ -105,7 +105,7 @@ class Played:
         assert not self.runner.environments.oracle  # starts the process
         file = folder / "prompts.jsonl"
         write_verifiers_prompts(file, name, arguments, python)
-        read = {"prompt_data": str(file), "record_format": "plain", "shuffle": False}
+        read = {"prompt_data": str(file), "record_format": "plain"}
         config = DataConfig(**read, apply_chat_template=True)
         self.prompts = load_prompts(config, tokenizer).prompts
 

@@ -6,14 +6,12 @@ import contextlib
 import errno
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import nbformat
 import psutil
 import pytest
 from places import ROOT
@@ -176,64 +174,3 @@ def test_a_disk_that_others_fill_ends_a_run_that_can_be_resumed(start, tmp_path)
     assert command.leftovers() == []
     json.loads((tmp_path / "notebook.ipynb").read_text())
     assert [row["step"] for row in rows(tmp_path / "run")][:2] == [1, 2]
-
-
-STOPPABLE = """
-import time
-from cookbook_npu.stop import RunStopped, StopRequest
-with StopRequest() as stop, stop.waiting():
-    print("ready", flush=True)
-    while not stop.signal:
-        time.sleep(0.01)
-    print("the step ends", flush=True)
-    while {at!r} == "the step ends":  # the second interrupt raises
-        time.sleep(0.01)
-    stop.leave()
-    print("the clean-up", flush=True)
-    while {at!r} == "the clean-up" and not stop._late:
-        time.sleep(0.01)
-    raise RunStopped("stopped at step 1 of 2")
-"""
-
-
-def interrupted(notebook: Path, at: str) -> tuple[int, str]:
-    """Exit code and output of a run that is interrupted twice, the second time when it prints `at`
-
-    As by a terminal: the whole process group."""
-    # pytest's variable turns off what ipykernel does with output of the process
-    env = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-    process = subprocess.Popen(
-        [PROGRAM, "run", notebook.name],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=notebook.parent,
-        env=env | {"COOKBOOK_NPU_PRELOAD": "0", "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
-    lines = []
-    for words in ("ready", at):
-        while not lines or words not in lines[-1]:
-            lines.append(process.stdout.readline())
-            assert lines[-1], lines
-        with contextlib.suppress(ProcessLookupError):  # the command has ended
-            os.killpg(process.pid, signal.SIGINT)
-    text = "".join(lines) + process.communicate(timeout=400)[0]
-    return process.returncode, text
-
-
-@pytest.mark.parametrize(
-    ("at", "code"),
-    [("the step ends", 130), ("the clean-up", 130), ("stopped at step 1", 75)],
-)
-def test_a_second_interrupt_at_any_moment_has_no_traceback(tmp_path, at, code):
-    "Within the step, the clean-up and the exit"
-    cell = nbformat.v4.new_code_cell("overrides = None", metadata={"tags": ["parameters"]})
-    program = nbformat.v4.new_code_cell(STOPPABLE.format(at=at))
-    nb = nbformat.v4.new_notebook(cells=[cell, program])
-    nbformat.write(nb, tmp_path / "stoppable.ipynb")
-    found, text = interrupted(tmp_path / "stoppable.ipynb", at)
-    assert "Traceback" not in text, text
-    assert text.count("stopping after this step") == 1, text
-    assert found == code, text
-    assert not (tmp_path / "runs").exists()

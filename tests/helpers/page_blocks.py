@@ -31,12 +31,10 @@ TYPED = {
 ALWAYS_TYPED = ("own_reward",)
 IN_PROCESS = "unit/test_howto.py::test_a_page_works_as_it_stands"
 WHOLE_RUN = "recipes/test_recipe.py::test_a_run_leaves_everything_behind"
-LAB = "recipes/test_lab.py::test_the_recipe_is_run_stopped_and_gone_on_with"
-CRON = (
-    "unit/test_scheduled_runs.py::"
-    "test_the_line_of_cron_starts_the_run_in_its_bare_environment"
-)
-INSTALL = "unit/test_stacks.py::test_each_documented_line_resolves"
+RESUMES = "recipes/test_resumes.py::test_it_trains_and_resumes_bit_for_bit"
+LAB = "needs JupyterLab and a person who stops the cell"
+CRON = "is a line of a crontab"
+INSTALL = "unit/test_stacks.py::test_documented_lines_are_known"
 NOTEBOOK = "notebooks/test_notebooks.py::test_notebook"
 NPU = "needs an Ascend machine"
 DOCKER = "needs docker"
@@ -73,8 +71,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "own_environment": {
         "python3 -m venv /opt": DOWNLOAD,
         "/opt/verifiers/bin/pip": DOWNLOAD,
-        "cookbook-npu run qwen3_4b_colocate -p prompt_data numbers": "recipes/test_episodes.py::"
-        "test_episodes_are_trained_on_and_resume_bit_for_bit",
+        "cookbook-npu run qwen3_4b_colocate -p prompt_data numbers": RESUMES,
         "cookbook-npu run qwen3_4b_colocate -p prompt_data wordle": "contrib/test_verifiers.py::"
         "test_several_turns_are_carried_forward_without_loss",
     },
@@ -86,7 +83,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "schedule": {
         "cookbook-npu run": CRON,
         "cookbook-npu rerun": "recipes/test_recipe.py::test_a_rerun_repeats_bitwise_and_says_so",
-        "chmod": "is done by the fixture of unit/test_scheduled_runs.py",
+        "chmod": "makes its script executable",
         "systemctl": SERVICE,
         "loginctl": SERVICE,
         "journalctl": SERVICE,
@@ -104,7 +101,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "schedule_modelarts": {"cookbook-npu plan": "reads a file of the shared disk"},
     "troubleshooting": {
-        "cookbook-npu launch qwen3_4b_colocate -p model": NPU,
+        "export HCCL_": NPU,
         "cookbook-npu run qwen3_4b_colocate --scale 910b": NPU,
         "cookbook-npu run --resume": "faults/test_commands.py::"
         "test_a_disk_that_others_fill_ends_a_run_that_can_be_resumed",
@@ -112,11 +109,10 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "test_the_runs_own_evaluations_come_out_again",
     },
     "qwen3_4b_multi_lora_grpo": {
-        "overrides = {": "unit/test_howto.py::test_the_tenants_of_the_recipe_page",
+        "overrides = {": "is a value of `overrides`",
     },
     "qwen3_4b_sft": {
-        "cookbook-npu run": "recipes/test_sft.py::"
-        "test_reinforcement_learning_starts_from_its_checkpoint",
+        "cookbook-npu run": RESUMES,
     },
     "smoke": {"cookbook-npu run smoke -p scale 910b": NPU},
     "first_hour_910b": {

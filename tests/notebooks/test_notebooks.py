@@ -47,6 +47,7 @@ WARM_UPS = {
     "model/vision": TRANSFORMERS,
     "rollout/transformers": DEVICE,
     "train/critic": TRAINER,
+    "train/run_trainer": TRAINER,
     "policy/evaluate": DEVICE,
     "policy/export": TRANSFORMERS,
     "train/rollout_worker": DEVICE,
@@ -77,7 +78,7 @@ data/tokenizer data/conversations
 model/checkpoint model/lora model/routing_replay weights/transport
 rollout/transformers rollout/vllm plan/plan runs/kernel policy/evaluate
 train/offload train/trainer train/driver train/session train/rehearsal train/critic
-train/teacher train/sft train/tenants train/tenant_run train/reward_model
+train/sft train/tenants train/tenant_run train/run_trainer
 """.split()
 )
 

@@ -2,14 +2,10 @@
 
 import importlib.util
 import json
-import shutil
 from pathlib import Path
 
-import policy_jobs
 import pytest
-from ranks import run_ranks
 from whole_runs import (
-    check_turns,
     events,
     learned,
     more_vllm,
@@ -43,24 +39,6 @@ def whole(tmp_path_factory) -> Path:
     return root / "whole"
 
 
-@pytest.mark.lane("runs")
-def test_episodes_are_trained_on_and_resume_bit_for_bit(whole, tmp_path):
-    "The last step is done again, and is the same"
-    told = rows(whole)
-    assert len(told) == STEPS + 1  # the first weights were evaluated
-    for row in told[1:]:
-        assert row["env/turns_mean"] > 1 and row["env/observation_tokens_mean"] > 0
-        assert row["train_rollout_logprob_abs_diff"] <= 1e-5
-        assert row["grad_norm"] > 0 and row["env/failed_groups"] == 0
-    check_turns(whole)
-    step = f"step_{STEPS:06d}"
-    shutil.copytree(whole, tmp_path / "cut", symlinks=True)
-    shutil.rmtree(tmp_path / "cut" / "checkpoints" / step)
-    run(prepare(tmp_path, "cut", resume=True))
-    assert learned(tmp_path / "cut") == learned(whole)
-    check_evaluation(whole, told[-1])
-
-
 # by how much the log-probs of an engine, which depend on what else is in its batch, are rounded
 ROUNDING = ("train_rollout", "tis", "mismatch_", "ess")
 
@@ -82,24 +60,6 @@ def test_without_staleness_streamed_episodes_are_those_of_turns_taken_together(
             told += [[s["group_id"], s["response_ids"], s["loss_mask"]] for s in step]
         found.append(told)
     assert found[0] == found[1]
-
-
-def check_evaluation(folder: Path, last: dict) -> None:
-    "`cookbook-npu eval` plays the episodes of the run's own evaluation"
-    found = run_ranks(
-        f"{policy_jobs.__file__}:evaluate",
-        1,
-        kwargs={"run": str(folder)},
-        bootstrap="rollout",
-        timeout=300,
-        preload=("transformers.models.auto", "transformers.generation.utils"),
-    )[0]
-    assert (
-        found["metrics"]["eval_accuracy"] == last["eval_accuracy"] == found["own_accuracy"]
-    )
-    assert found["prompts"] == 8 and not found["failed_environments"]
-    texts = [answer["text"] for record in found["answers"] for answer in record["answers"]]
-    assert len(set(texts)) > 1
 
 
 PICTURES = {

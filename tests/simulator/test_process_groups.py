@@ -27,22 +27,6 @@ def run(function, ranks, bootstrap=None, path=None, **kwargs):
     )
 
 
-@pytest.mark.parametrize("ranks, tensor", [(2, 2), (4, 2)])
-def test_megatron_trains_on_after_every_sleep(ranks, tensor):
-    undisturbed = run("train", ranks, "trainer", tensor=tensor, cycles=False)
-    slept = run("train", ranks, "trainer", tensor=tensor, cycles=True)
-    assert [history for history, _, _ in slept] == [
-        history for history, _, _ in undisturbed
-    ]
-    assert all(count == 3 and min(reloaded) > 0 for _, count, reloaded in slept)
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_every_collective_after_a_reload(ranks):
-    for results in run("everything", ranks, "simulator"):
-        assert set(results.values()) == {""}, results
-
-
 SETTINGS = {
     "keep": {},
     "destroy": {"destroy_process_groups": True},

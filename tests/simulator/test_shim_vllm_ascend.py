@@ -1,6 +1,6 @@
 """The shims of `npu.shims.vllm_ascend` on classes with the same defects and signatures."""
 
-from proof import prove, run_check
+from proof import prove
 
 
 def test_environment():
@@ -52,20 +52,6 @@ def test_nz_weights():
         return sys.modules["vllm_ascend.envs"].VLLM_ASCEND_ENABLE_NZ == 0
     """,
         "check() returned False",
-        bootstrap=None,
-    )
-
-
-def test_another_value_of_enable_nz_is_refused():
-    run_check(
-        FAKE
-        + """
-    fake("vllm_ascend")
-    os.environ["VLLM_ASCEND_ENABLE_NZ"] = "2"
-    def check():
-        state = registry.apply("vllm_ascend.nz_weights")
-        return state.state == "refused" and "VLLM_ASCEND_ENABLE_NZ=2" in state.detail
-    """,
         bootstrap=None,
     )
 
@@ -220,46 +206,6 @@ def test_tied_head():
     )
 
 
-def test_unused_packs_are_dropped():
-    run_check(
-        """
-        import sys, types
-        import torch
-        from cookbook_npu.npu.shims.vllm_ascend import drop_unused_packs, repack
-        path = "vllm.model_executor.layers.vocab_parallel_embedding"
-        sys.modules[path] = types.ModuleType(path)
-        class VocabParallelEmbedding(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.weight = torch.nn.Parameter(torch.zeros(2, 2), requires_grad=False)
-                self.quant_method = types.SimpleNamespace(process_weights_after_loading=self.pack)
-                self.pack(self)
-            def pack(self, layer):
-                packed = self.weight.clone()
-                self.cpu_linear = lambda x, weight, bias: x @ packed.T
-        class ParallelLMHead(VocabParallelEmbedding):
-            pass
-        sys.modules[path].VocabParallelEmbedding = VocabParallelEmbedding
-        def after_update(model):
-            dropped = drop_unused_packs(model)
-            for weight in model.parameters():
-                weight.fill_(1.0)
-            layers = [model.embed, model.lm_head]
-            sums = lambda: [float(x.cpu_linear(torch.ones(1, 2), x.weight, None).sum()) for x in layers]
-            stale = sums()
-            repack(model)
-            return dropped, stale, sums()
-        def check():
-            model, single = torch.nn.Module(), torch.nn.Module()
-            model.embed, model.lm_head = VocabParallelEmbedding(), ParallelLMHead()
-            single.embed = single.lm_head = VocabParallelEmbedding()  # one layer is both
-            return (after_update(model), after_update(single)) == (
-                (["embed"], [4.0, 0.0], [4.0, 4.0]), ([], [0.0, 0.0], [4.0, 4.0]))
-        """,
-        bootstrap=None,
-    )
-
-
 WORKER = (
     FAKE
     + """
@@ -320,22 +266,6 @@ def test_startup_memory():
     )
 
 
-def test_memory_that_is_never_released():
-    run_check(
-        WORKER
-        + """
-    shims.STARTUP_POLL, shims.STARTUP_WAIT = 0.05, 0.2
-    registry.apply("vllm_ascend.startup_memory")
-    def check():
-        try:
-            NPUWorker()._init_device()
-        except ValueError as error:
-            return "10/64 GiB" in str(error)
-    """,
-        bootstrap=None,
-    )
-
-
 def test_profiling_memory():
     prove(
         "vllm_ascend.profiling_memory",
@@ -380,20 +310,6 @@ def test_kv_cache_bytes():
         return measured(21) == 21
     """,
         "check() returned False",
-        bootstrap=None,
-    )
-
-
-def test_a_worker_that_reads_the_setting_needs_no_shim():
-    run_check(
-        WORKER
-        + """
-    def reads(self):
-        return self.cache_config.kv_cache_memory_bytes
-    NPUWorker.determine_available_memory = reads
-    def check():
-        return registry.apply("vllm_ascend.kv_cache_bytes").state == "not needed"
-    """,
         bootstrap=None,
     )
 
@@ -509,40 +425,4 @@ def test_packed_npu_ipc():
     """,
         "check() returned False",
         bootstrap=None,
-    )
-
-
-def test_entry_points_are_idempotent():
-    run_check(
-        """
-        import os
-        os.environ.update(TMS_INIT_ENABLE="1", LD_PRELOAD="")
-        def check():
-            from cookbook_npu.npu.shims import vllm_ascend
-            vllm_ascend.enter_rollout()
-            vllm_ascend.enter_rollout()
-            states = {row["name"]: row["state"] for row in registry.report()}
-            assert "LD_PRELOAD" not in os.environ
-            assert states["vllm.environment"] == "applied"
-            assert states["vllm.partial_wake"] == "not entered"
-            assert states["vllm_ascend.nz_weights"] == "not needed"
-            return True
-        """,
-        bootstrap=None,
-    )
-
-
-def test_without_vllm_nothing_is_needed_or_imported():
-    run_check(
-        """
-        import importlib.util, sys
-        def check():
-            from cookbook_npu.npu.shims import vllm_ascend
-            assert not {"torch", "vllm", "ray"} & set(sys.modules)
-            vllm_ascend.installed = lambda package: False
-            report = vllm_ascend.enter_engine()
-            return {row["state"] for row in report if row["phase"] == "before_engine"} == {"not needed"}
-        """,
-        bootstrap=None,
-        fresh=True,
     )

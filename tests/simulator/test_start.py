@@ -3,16 +3,13 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 from places import HELPERS
 
 from cookbook_npu.cluster.ray_cluster import Cluster
 from cookbook_npu.cluster.worker_group import RayWorkerGroup
-from cookbook_npu.errors import RoleError
 
 pytestmark = pytest.mark.lane("devices")
 
@@ -102,32 +99,3 @@ def test_a_worker_is_a_fork_that_imports_little(cluster, kind):
         assert not loaded(info["modules"], kind)
         # what its role imports was imported by the server
         assert len(info["own_modules"]) < 0.05 * len(info["modules"]), info["own_modules"]
-
-
-def test_a_worker_that_would_import_something_else_is_no_fork(cluster):
-    with start(cluster, None, slots=[0], env={"OMP_NUM_THREADS": "3"}) as group:
-        (info,) = group.call("process_info")
-    assert not info["fork"]
-    assert info["threads"] == "3"
-
-
-def test_a_fork_and_the_process_that_stands_for_it_end_together(cluster):
-    with start(cluster, None) as group:
-        assert all(info["fork"] for info in group.call("process_info"))
-        forks = [psutil.Process(pid) for pid in group.pids]
-        raylet = cluster.node.processes["raylet"]
-        before = {p.pid for p in raylet.children() if "preload" in " ".join(p.cmdline())}
-        forks[0].kill()
-        with pytest.raises(RoleError, match="the process died"):
-            group.call("process_info")
-    deadline = time.monotonic() + 200
-    while any(fork.is_running() for fork in forks) or len(before & _pids(raylet)) == len(
-        before
-    ):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def _pids(process: psutil.Process) -> set[int]:
-    "Children of a process that run"
-    return {p.pid for p in process.children() if p.status() != psutil.STATUS_ZOMBIE}

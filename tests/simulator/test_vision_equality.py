@@ -539,32 +539,3 @@ def test_updates_exports_and_checkpoints_hold_the_tower(results):
     held, moved, loaded = first["digests"]
     assert held == loaded != moved
     assert first["digests"] == second["digests"]
-
-
-def test_the_plan_counts_what_a_tower_keeps():
-    "Elements per image token, against what autograd saves"
-    from transformers.models.qwen3_vl.modeling_qwen3_vl import (
-        Qwen3VLVisionConfig,
-        Qwen3VLVisionModel,
-    )
-
-    from cookbook_npu.plan.dimensions import PUBLISHED, image_token_elements
-
-    sizes = dict(hidden_size=128, depth=6, intermediate_size=480, num_heads=4)
-    sizes |= dict(out_hidden_size=256, deepstack_visual_indexes=[1, 3, 5])
-    vision = PUBLISHED["Qwen3-VL-8B"]["vision_config"] | sizes
-    tower = Qwen3VLVisionModel(Qwen3VLVisionConfig(**vision))
-    weights = {p.data_ptr() for p in tower.parameters()}
-    kept = {}
-
-    def keep(t: torch.Tensor) -> torch.Tensor:
-        if t.data_ptr() not in weights:
-            kept[t.data_ptr(), t.numel()] = t  # a view is kept with its whole
-        return t
-
-    shown = image(0, 16, 16)
-    grid = torch.tensor([shown.grid_thw])
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        tower(torch.from_numpy(shown.pixel_values), grid_thw=grid)
-    measured = sum(t.numel() for t in kept.values()) / 64
-    assert measured == pytest.approx(image_token_elements(vision, False), rel=0.1)

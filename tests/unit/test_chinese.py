@@ -11,7 +11,6 @@ from places import ROOT
 
 sys.path.insert(0, str(ROOT / ".docs"))
 
-import stage  # noqa: E402
 
 pytestmark = pytest.mark.lane("docs")
 
@@ -114,40 +113,6 @@ def test_a_table_says_what_the_other_says(page):
         known = [row_facts(row) for row in theirs]
         rows = [row_facts(row) for row in ours]
         assert rows == known, here[0]
-
-
-@pytest.mark.parametrize(
-    "page",
-    [p for p in PAIRS if p.stem in stage.TRANSLATED and ZH in p.parents],
-    ids=lambda p: p.stem,
-)
-def test_code_and_results_of_the_site_stand_where_the_page_has_them(page):
-    "One mark for each run of code cells, under the same heading as in the notebook"
-    english = stage.shown_notebook(PAIRS[page], None)["cells"]
-    shown = stage.translated(page, {"cells": english})["cells"]
-    assert [c for c in shown if c["cell_type"] == "code"] == [
-        c for c in english if c["cell_type"] == "code"
-    ]
-    assert headings_before_code(shown) == headings_before_code(english)
-
-
-def headings_before_code(cells: list[dict]) -> list[int]:
-    "For each code cell the number of headings above it"
-    found, seen = [], 0
-    for cell in cells:
-        if cell["cell_type"] == "code":
-            found.append(seen)
-        else:
-            seen += len(HEADING.findall(FENCE.sub("", "".join(cell["source"]))))
-    return found
-
-
-def test_a_page_with_too_few_marks_is_refused(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("# 标题\n\n<!-- code -->\n")
-    cells = [{"cell_type": kind} for kind in ("markdown", "code", "markdown", "code")]
-    with pytest.raises(ValueError, match="1 marks for 2 runs of code cells"):
-        stage.translated(page, {"cells": cells})
 
 
 def test_readme_and_the_site_lead_to_it():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cookbook_npu.config import DataConfig
 from cookbook_npu.data.datasets import read_jsonl
-from cookbook_npu.data.expressions import evaluate_expression, numbers_in
+from cookbook_npu.data.equality import evaluate_expression, numbers_in
 from cookbook_npu.data.prompts import load_prompts, load_source
 from cookbook_npu.data.sample import Sample
 from cookbook_npu.data.tasks import (

@@ -10,7 +10,6 @@ import shlex
 import sys
 from pathlib import Path
 
-import papermill
 import pytest
 from page_blocks import (
     ELSEWHERE,
@@ -22,7 +21,6 @@ from page_blocks import (
     steps,
     typed,
 )
-from places import ROOT
 from reader import CAPTION, Reader, blocks, make_environment
 from text_samples import text_sample
 from typer.testing import CliRunner
@@ -178,37 +176,7 @@ def test_something_runs_each_step_of_a_page(page):
         assert len(found) == 1, f"{page.name}: {kind} {text[:80]!r} is run by {found}"
 
 
-def test_the_list_of_steps_is_of_pages_and_tests_that_exist():
-    pages = {page.stem: page for page in all_pages()}
-    for name, entries in ELSEWHERE.items():
-        for start, how in entries.items():
-            assert any(text.startswith(start) for _, text in steps(pages[name])), (
-                name,
-                start,
-            )
-            file, _, test = how.partition("::")
-            if test:
-                assert f"def {test}(" in (ROOT / "tests" / file).read_text(), how
-    for name, how in TYPED.items():
-        file, _, test = how.partition("::")
-        assert steps(pages[name]) and f"def {test}(" in (ROOT / "tests" / file).read_text()
-
-
-def test_the_page_of_commands():
-    "Every command of the program that it names has the options that it is given"
-    text = (PAGES / "commands.md").read_text()
-    lines = re.findall(r"`cookbook-npu ([^`]+)`", text)
-    assert len(lines) > 20
-    for line in lines:
-        if line.startswith(("--", "COMMAND")):
-            continue
-        words = shlex.split(line)
-        check_options(words)
-        if words[0] == "run" and words[1] != "--resume":
-            assert words[1] in RECIPES
-
-
-# migrate.md also names the keys of others: test_migrate.py
+# migrate.md also names the keys of others
 @pytest.mark.parametrize("page", sorted(PAGES.glob("[!m]*.md")), ids=lambda page: page.stem)
 def test_a_key_that_a_page_names_exists(page):
     "`section.key` of a configuration"
@@ -223,14 +191,6 @@ def test_a_key_that_a_page_names_exists(page):
 def environment(tmp_path_factory):
     "What README's first command installs"
     return make_environment(tmp_path_factory.mktemp("reader") / "env")
-
-
-def test_a_reader_has_neither_pytest_nor_our_paths(environment, tmp_path):
-    reader = Reader(environment, tmp_path)
-    assert "No module named pytest" in reader.type("python -m pytest").stderr
-    assert reader.check("echo $PYTHONPATH", 0).strip() == ""
-    where = "import cookbook_npu; print(cookbook_npu.__file__)"
-    assert str(PAGES.parents[2]) in reader.check(f"python -c '{where}'", 0)
 
 
 @pytest.mark.timeout(1800)
@@ -275,40 +235,3 @@ def test_a_page_about_runs_as_typed(name, environment, tmp_path):
     record_runs(tmp_path)
     codes = {f"cookbook-npu {line}": code for line, code in CODES.items()}
     Reader(environment, tmp_path).follow(PAGES / f"{name}.md", codes)
-
-
-def test_the_notebook_of_the_recipe_page(tmp_path, monkeypatch):
-    "papermill takes its parameters, and its cells give the configuration that the page promises"
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    page = PAGES / "own_recipe.md"
-    write_files(page, tmp_path)
-    for head, body in blocks(page):
-        if head == "python":
-            exec(compile(body, page.name, "exec"), {})
-    papermill.execute_notebook(
-        "gentle.ipynb", "out.ipynb", {"num_steps": 5}, prepare_only=True
-    )
-    cells = json.loads((tmp_path / "out.ipynb").read_text())["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    names: dict = {}
-    last = next(i for i, text in enumerate(code) if "config = gentle" in text)
-    for text in code[: 1 + last]:
-        exec(text, names)
-    config = names["config"]
-    assert (config.num_steps, config.algorithm.advantage_estimator) == (5, "rloo")
-    assert config.recipe == "gentle"
-
-
-def test_the_tenants_of_the_recipe_page(tmp_path, monkeypatch):
-    "Its block is a value of `overrides`"
-    monkeypatch.chdir(tmp_path)
-    Path("my.py").write_text("def score(text, label, metadata):\n    return 1.0\n")
-    (page,) = [page for page in all_pages() if page.stem == "qwen3_4b_multi_lora_grpo"]
-    ((_, text),) = steps(page)
-    given: dict = {}
-    exec(text, given)
-    recipe = RECIPES[page.stem]
-    overrides = given["overrides"]
-    config = recipe(scale="910b", model="m", overrides=overrides)
-    assert list(config.tenants) == ["math", "code"]

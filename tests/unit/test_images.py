@@ -11,14 +11,13 @@ import random
 
 import numpy as np
 import pytest
-from conformance import PICTURE_KINDS, encoded_picture, many_pictures
+from conformance import PICTURE_KINDS, encoded_picture
 from PIL import Image, ImageOps
 
 from cookbook_npu.config import DataConfig
 from cookbook_npu.data.images import ImageProcessor, processor_class
 from cookbook_npu.data.prompts import image_processor, load_source
 from cookbook_npu.data.tokenizer import build_tokenizer
-from cookbook_npu.errors import DataError
 from cookbook_npu.npu.shims.torchvision_ops import install_finder
 
 SETTINGS = {
@@ -80,22 +79,6 @@ def test_ids_and_pixels_are_those_of_transformers(tmp_path):
         assert np.array_equal(ours.pixel_values, want["pixel_values"])
 
 
-def test_kinds_and_sizes_of_the_many_pictures():
-    "They are what their names say, so that whoever is tested with them has met all of it"
-    pictures = many_pictures()
-    assert len(pictures) == 50
-    ones = [source for source in pictures if source.reference.endswith(" 1 x 1")]
-    assert len(ones) == len(PICTURE_KINDS)
-    opened = {}
-    for source in ones:
-        with source.open() as image:
-            opened[source.reference.split()[1]] = image
-    assert opened["CMYK"].mode == "CMYK" and opened["palette"].mode == "P"
-    assert "transparency" in opened["transparent"].info
-    assert opened["animated"].n_frames == 2
-    assert opened["rotated"].getexif()[0x0112] == 6
-
-
 @pytest.mark.parametrize("kind", PICTURE_KINDS)
 def test_every_kind_is_what_transformers_makes_of_the_upright_picture(tmp_path, kind):
     "60 x 100 stored pixels; EXIF rotates one kind to 100 x 60"
@@ -121,19 +104,3 @@ def test_every_kind_is_what_transformers_makes_of_the_upright_picture(tmp_path, 
     assert np.array_equal(shown.pixel_values, want["pixel_values"])
     pads = read.prompts[0].ids.count(tokenizer.convert_tokens_to_ids("<|image_pad|>"))
     assert pads == np.prod(shown.grid_thw) // 4
-
-
-def test_a_strip_of_more_than_200_is_refused_and_names_its_record(tmp_path):
-    "One of 200 is not"
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(SETTINGS))
-    tokenizer = build_tokenizer(vision=True)
-    processor = ImageProcessor(tmp_path)
-    for width in (200, 201):
-        Image.new("RGB", (width, 1)).save(tmp_path / f"{width}.png")
-        record = {"problem": "<image>What?", "answer": 1, "images": [f"{width}.png"]}
-        (tmp_path / f"{width}.jsonl").write_text(json.dumps(record))
-    config = DataConfig(apply_chat_template=True)
-    read = load_source(tmp_path / "200.jsonl", config, tokenizer, processor=processor)
-    assert len(read.prompts) == 1
-    with pytest.raises(DataError, match=r"201\.jsonl line 1: .*aspect ratio is above 200"):
-        load_source(tmp_path / "201.jsonl", config, tokenizer, processor=processor)

@@ -8,22 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
-from cookbook_npu.config import DataConfig, RunConfig, load_config, override, save_config
-from cookbook_npu.data.datasets import plain_label, read_records
-from cookbook_npu.data.images import image_source
+from cookbook_npu.config import DataConfig, RunConfig, override
+from cookbook_npu.data.datasets import read_records
 from cookbook_npu.data.messages import ChatFormat, TurnEnd, end_token_ids
 from cookbook_npu.data.prompts import load_prompts, load_source
 from cookbook_npu.data.rewards import RewardPool
-from cookbook_npu.data.sample import Sample
 from cookbook_npu.data.tokenizer import END, PAD, build_tokenizer
 from cookbook_npu.data.turns import TurnFormat
 from cookbook_npu.errors import ConfigError, DataError
 from cookbook_npu.parameters import read_parameter_file
 from cookbook_npu.recipes import qwen3_4b_colocate
-from cookbook_npu.runs.folder import input_checksums
-from cookbook_npu.runs.rerun import changed_data
 
 ROOT = Path(__file__).parents[2]
 
@@ -104,19 +99,6 @@ def test_exceptions_and_losses_of_a_template_name_file_and_line(tmp_path, templa
         rendered(tmp_path, QUESTION, True, template)
 
 
-def test_white_space_and_earlier_thoughts_may_be_taken_away(tmp_path):
-    strips = TEXT_ONLY.replace(
-        "{{ m.content }}", "{{ m.content.split('</think>')[-1] | trim }}"
-    )
-    messages = [
-        {"role": "user", "content": f"  {QUESTION}\n"},
-        {"role": "assistant", "content": "<think>\nhm\n</think>\n\n5"},
-        {"role": "user", "content": "\tSure?"},
-    ]
-    text = rendered(tmp_path, messages, True, strips)
-    assert QUESTION in text and "Sure?" in text and "hm" not in text
-
-
 @pytest.mark.parametrize(
     "name", ["qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_vl", "llama3"]
 )
@@ -135,13 +117,6 @@ def test_published_templates_write_text_parts_and_refuse_nothing_of_a_conversati
     text = rendered(tmp_path, messages, True, template)
     for own in ("Be short.", QUESTION, "5.", "And twice that?"):
         assert own in text
-
-
-def test_an_image_part_without_an_image_is_refused(tmp_path):
-    content = [{"type": "image"}, part(QUESTION)]
-    for chat in (True, False):
-        with pytest.raises(DataError, match="d.jsonl line 1: a message has an image part"):
-            rendered(tmp_path, [{"role": "user", "content": content}], chat)
 
 
 THINKS = TEXT_ONLY + "{% if enable_thinking is false %}<think></think>{% endif %}"
@@ -195,15 +170,6 @@ def test_end_tokens_are_those_of_settings_tokenizer_and_template(tmp_path, eos):
     assert 256 in end_token_ids(tmp_path, without)
 
 
-def test_config_json_counts_where_generation_config_names_none(tmp_path):
-    (tmp_path / "config.json").write_text(
-        json.dumps({"text_config": {"eos_token_id": 260}})
-    )
-    assert end_token_ids(tmp_path, build_tokenizer()) == {257, 260}
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 261}))
-    assert end_token_ids(tmp_path, build_tokenizer()) == {257, 261}
-
-
 @pytest.mark.parametrize(
     ("template", "end"),
     [
@@ -224,58 +190,6 @@ def test_the_end_of_a_turn_is_what_the_template_writes(template, end):
     assert ChatFormat(tokenizer_with(template), True).turn_end == end
 
 
-def sample(ids: list[int], text: str = "", **more) -> Sample:
-    n = len(ids)
-    values = dict(response_ids=ids, logprobs=[0.0] * n, loss_mask=[1] * n, versions=[0] * n)
-    known = dict(group_id="g", index=0, prompt_ids=[1], finish_reason="stop", text=text)
-    return Sample(**(known | values | more))
-
-
-def test_a_response_that_runs_past_its_turn_is_found():
-    end = TurnEnd(END, 257)
-    assert [end.runs_past(sample(i)) for i in ([5, 257], [257, 5], [5], [257, 257])] == [
-        False, True, False, True,
-    ]  # fmt: skip
-    spelled = TurnEnd("<|eot|>", None)
-    assert [spelled.runs_past(sample([5], t)) for t in ("5", "5<|eot|>user")] == [
-        False,
-        True,
-    ]
-
-
-# -------------------------------------------------------------------------------------- labels
-@pytest.mark.parametrize(
-    ("value", "label"),
-    [
-        (24.0, "24"),
-        (-3.0, "-3"),
-        (1e15, "1000000000000000"),
-        (0.25, "0.25"),
-        (" 7 ", "7"),
-        (7, "7"),
-    ],
-)
-def test_numbers_become_the_text_that_a_person_would_write(value, label):
-    assert plain_label(value) == label
-
-
-@pytest.mark.parametrize(
-    "value", [math.nan, math.inf, 1e300, b"24", [math.nan], [b"4"], {"a": math.inf}]
-)
-def test_labels_without_a_text_are_refused(value):
-    with pytest.raises(DataError, match="the label is"):
-        plain_label(value)
-
-
-@pytest.mark.parametrize("key", ["prompt", "label"])
-def test_a_null_is_named_as_such(tmp_path, key):
-    file = tmp_path / "d.jsonl"
-    rows = [{"prompt": "1+1=", "label": "2"}, {"prompt": "1+2=", "label": "3", key: None}]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(DataError, match=f"d.jsonl line 2: {key} is null"):
-        load_source(file, DataConfig(prompt_data=str(file)), build_tokenizer())
-
-
 def test_a_label_that_the_scorer_cannot_use_is_refused_with_file_and_line(tmp_path):
     file = tmp_path / "d.jsonl"
     rows = [{"prompt": "1+1=", "label": "2"}, {"prompt": "1+2=", "label": "NaN"}]
@@ -286,34 +200,6 @@ def test_a_label_that_the_scorer_cannot_use_is_refused_with_file_and_line(tmp_pa
     prompts = load_prompts(config.data, build_tokenizer()).prompts
     with pytest.raises(DataError, match="d.jsonl line 2: scorer math"):
         RewardPool(config.reward).check_labels(prompts)
-
-
-# ----------------------------------------------------------------------------------- identity
-def test_images_are_known_by_their_content(tmp_path):
-    for folder, color in (("a", "red"), ("b", "blue"), ("c", "red")):
-        (tmp_path / folder).mkdir()
-        Image.new("RGB", (64, 64), color).save(
-            tmp_path / folder / "x.bmp"
-        )  # all of one size
-    a, b, c = (image_source("x.bmp", "d:1", "x", tmp_path / name) for name in "abc")
-    assert a.key == c.key != b.key
-    inline = image_source((tmp_path / "a" / "x.bmp").read_bytes(), "d:1", "y")
-    assert inline.key == a.key
-    Image.new("RGB", (64, 64), "green").save(tmp_path / "a" / "x.bmp")
-    with pytest.raises(OSError, match="has changed"):
-        a.open()
-
-
-def test_the_order_of_prompts_knows_their_metadata(tmp_path):
-    def identity(level: int):
-        file = tmp_path / "d.jsonl"
-        record = {"prompt": "1+1=", "label": "2", "metadata": {"level": level}}
-        file.write_text(json.dumps(record) + "\n")
-        return load_prompts(
-            DataConfig(prompt_data=str(file)), build_tokenizer()
-        ).order.identity()
-
-    assert identity(1) == identity(1) != identity(2)
 
 
 # ------------------------------------------------------------------------------------ numbers
@@ -337,30 +223,8 @@ def test_no_number_of_a_configuration_is_infinite(key, value):
         override(RunConfig(recipe="x"), {key: value})
 
 
-def test_config_json_is_json(tmp_path):
-    file = tmp_path / "config.json"
-    save_config(RunConfig(recipe="x"), file)
-    json.loads(file.read_text(), parse_constant=pytest.fail)
-    file.write_text('{"recipe": "x", "optim": {"learning_rate": Infinity}}')
-    with pytest.raises(ConfigError, match="optim.learning_rate is inf"):
-        load_config(file)
-
-
 # --------------------------------------------------------------------------------- text files
 LINES = '{"prompt": "1+1=", "label": "2"}\n{"prompt": "1+2=", "label": "3"}\n'
-
-
-@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_files_of_every_editor_are_read(tmp_path, mark, end):
-    (tmp_path / "d.jsonl").write_bytes(mark + LINES.replace("\n", end).encode())
-    assert [r["label"] for _, r in read_records(tmp_path / "d.jsonl")] == ["2", "3"]
-    for name, text in (
-        ("p.json", '{"num_steps": 2}\n'),
-        ("p.yaml", "num_steps: 2\nseed: 1\n"),
-    ):
-        (tmp_path / name).write_bytes(mark + text.replace("\n", end).encode())
-        assert read_parameter_file(tmp_path / name)[0]["num_steps"] == 2
 
 
 WIDE = ["utf-16", "utf-16-le", "utf-16-be", "utf-32"]  # of which ASCII is not a part
@@ -400,20 +264,6 @@ def test_an_empty_file_is_refused_before_anything_starts(tmp_path, content):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("key", ["eval_data", "mixture"])
-def test_another_empty_file_is_refused_likewise(tmp_path, key):
-    file = tmp_path / "empty.jsonl"
-    file.touch()
-    value = {str(file): 1.0, "arithmetic": 1.0} if key == "mixture" else "empty.jsonl"
-    given = f"overrides={json.dumps({f'data.{key}': value})}"
-    words = [sys.executable, "-m", "cookbook_npu", "run", "qwen3_4b_colocate", "-p", given]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    assert f"{file} holds no record" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["empty.jsonl"]
-
-
 def test_paths_are_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "d.jsonl").write_text(LINES)
@@ -437,37 +287,6 @@ def test_paths_are_absolute(tmp_path, monkeypatch):
         assert qwen3_4b_colocate(prompt_data=name).data.prompt_data == name
 
 
-def test_the_configuration_knows_the_generated_tasks():
-    from cookbook_npu.config import TASK_NAMES
-    from cookbook_npu.data.tasks import GENERATED
-
-    assert set(TASK_NAMES) == set(GENERATED)
-
-
-def test_stop_tokens_of_the_configuration_reach_the_engine(tmp_path):
-    from cookbook_npu.config import TinyConfig
-    from cookbook_npu.model.tiny import build_tiny
-    from cookbook_npu.train.rollout_worker import make_engine
-
-    folder = build_tiny(
-        TinyConfig(hidden_size=32, num_layers=1), build_tokenizer(), tmp_path / "m", 0
-    )
-    given = {"rollout.stop_token_ids": [65], "rollout.engine": "transformers"}
-    config = qwen3_4b_colocate(overrides=given)
-    import cookbook_npu.rollout.transformers as engines
-
-    made = {}
-    original = engines.TransformersEngine
-    engines.TransformersEngine = lambda *a, **k: (
-        made.update(k) or original(*a, **k, device="cpu")
-    )
-    try:
-        with make_engine(config, str(folder)) as engine:
-            assert engine.decoder.end_tokens == {65, 257}
-    finally:
-        engines.TransformersEngine = original
-
-
 # --------------------------------------------------------------------------------- code_folder
 GRADE = "def grade(text, label, metadata):\n    return {}\n"
 MODULES = {  # name of a scorer -> files that define it, each with a place for its score
@@ -488,7 +307,7 @@ from cookbook_npu.data.sample import Sample
 from cookbook_npu.plan.preflight import check_scorers
 from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.runs.folder import input_checksums
-from cookbook_npu.runs.rerun import changed_data
+from cookbook_npu.runs.compare import changed_data
 
 config = qwen3_4b_colocate(
     overrides={"code_folder": sys.argv[1], "reward.scorers": {sys.argv[2]: 1.0}}
@@ -517,82 +336,3 @@ def test_a_module_of_the_code_folder_is_the_one_that_grades(tmp_path, name):
         words, cwd=tmp_path / "here", env=env, capture_output=True, text=True
     )
     assert done.stdout == "[0.75]\n", done.stderr
-
-
-def test_an_environment_of_the_code_folder_is_used(tmp_path):
-    text = (
-        "from cookbook_npu.data.environments import Environment\nclass Mine(Environment):\n"
-    )
-    text += "    place = {!r}\n    def step(self, text): ...\n"
-    for folder in ("here", "code"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "mine.py").write_text(text.format(folder))
-    code = "import sys; from cookbook_npu.plan.preflight import check_episodes as check\n"
-    code += "from cookbook_npu.recipes import qwen3_4b_colocate as recipe\n"
-    code += "from cookbook_npu.data.environments import find_environment as find\n"
-    code += "given = {'code_folder': sys.argv[1], 'rollout.environment': 'mine:Mine'}\n"
-    code += "check(recipe(overrides=given)); print(find('mine:Mine')().place)"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "code")],
-        cwd=tmp_path / "here",
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "code\n", done.stderr
-
-
-# ------------------------------------------------------------------------------- images by path
-IMAGES = {  # how a record names the files 0.png and 1.png
-    "list": lambda p: {"images": [f"{p}0.png", f"{p}1.png"]},
-    "objects": lambda p: {"images": [{"path": f"{p}{n}.png"} for n in (0, 1)]},
-    "null bytes": lambda p: {
-        "images": [{"bytes": None, "path": f"{p}{n}.png"} for n in (0, 1)]
-    },
-}
-
-
-def pictured(folder: Path, record: dict, **more) -> RunConfig:
-    for n, color in enumerate(("red", "blue")):
-        Image.new("RGB", (64, 64), color).save(folder / f"{n}.png")
-    record = {"problem": "<image><image>?", "answer": "5"} | record
-    (folder / "d.jsonl").write_text(json.dumps(record) + "\n")
-    return RunConfig(
-        recipe="x", data={"prompt_data": "arithmetic"} | more, code_folder=None
-    )
-
-
-@pytest.mark.parametrize("where", ["", "absolute", "./"])
-@pytest.mark.parametrize("shape", IMAGES)
-@pytest.mark.parametrize("key", ["prompt_data", "eval_data", "mixture"])
-def test_an_image_that_has_changed_is_noticed_by_rerun(tmp_path, shape, where, key):
-    file = str(tmp_path / "d.jsonl")
-    record = IMAGES[shape](f"{tmp_path}/" if where == "absolute" else where)
-    given = {key: {file: 1.0} if key == "mixture" else file}
-    config = pictured(tmp_path, record, **given)
-    recorded = input_checksums(config)
-    assert changed_data(config, recorded) == []
-    Image.new("RGB", (64, 64), "green").save(tmp_path / "1.png")
-    assert changed_data(config, recorded) == [f"the images of {file} changed since the run"]
-    (tmp_path / "1.png").unlink()
-    with pytest.raises(DataError, match="data of the run is missing: .*1.png"):
-        changed_data(config, recorded)
-
-
-def test_images_under_a_key_of_the_configuration_and_inside_records(tmp_path):
-    file = str(tmp_path / "d.jsonl")
-    data = {"prompt_data": file, "input_key": "problem", "label_key": "answer"}
-    config = pictured(tmp_path, {"scan": "0.png"}, image_key="scan", **data)
-    assert f"the images of {file}" in input_checksums(config)
-    inline = {"images": ["data:image/png;base64,AA==", {"bytes": "x", "path": "0.png"}]}
-    config = pictured(tmp_path, inline, prompt_data=file)
-    assert list(input_checksums(config)) == [file]
-
-
-def test_a_file_that_is_damaged_since_the_run_is_reported(tmp_path):
-    file = str(tmp_path / "d.jsonl")
-    config = pictured(tmp_path, IMAGES["list"](""), prompt_data=file)
-    recorded = input_checksums(config)
-    Path(file).write_text("{")
-    changes = changed_data(config, recorded)
-    assert f"{file} changed since the run" in changes

@@ -6,8 +6,6 @@ Real tools where they are installed (nbformat, nbconvert) or left their file in 
 
 import copy
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
@@ -25,7 +23,6 @@ pytestmark = pytest.mark.lane("schedulers")
 
 RECIPE = "qwen3_4b_colocate"
 ORIGINAL = json.loads(find_notebook(RECIPE).read_text())
-PROGRAM = str(Path(sys.executable).parent / "cookbook-npu")
 
 
 def with_cells(change, **metadata) -> dict:
@@ -69,10 +66,6 @@ def executed(number, cell):
         cell["nuid"] = "of a platform"
 
 
-def twins(number, cell):
-    cell["id"] = "the same"
-
-
 PYTORCH = {"name": "PyTorch-2.1.0", "display_name": "PyTorch-2.1.0"}
 SHAPES = {
     "colab": with_cells(colab, colab={"provenance": []}, accelerator="TPU"),
@@ -81,7 +74,6 @@ SHAPES = {
     "windows": with_cells(windows, kernelspec={"name": ".venv", "language": "Python"}),
     "stripped": with_cells(stripped),
     "executed": with_cells(executed, widgets={"application/x": {"version_major": 2}}),
-    "twins": with_cells(twins, kernelspec=None, language_info=None),
 }
 
 
@@ -110,17 +102,6 @@ def test_a_notebook_of_another_tool_is_the_recipe_that_it_was(name, encoding, tm
     nbformat.validate(read_notebook(file))
 
 
-def test_a_copy_by_path_is_planned_like_the_recipe(tmp_path):
-    file = tmp_path / "mine.ipynb"
-    file.write_text(TEXTS["stripped"])
-    by_name, by_path = (
-        CliRunner().invoke(app, ["plan", name, "--scale", "laptop"])
-        for name in (RECIPE, str(file))
-    )
-    assert by_path.exit_code == 0, by_path.output
-    assert by_path.output == by_name.output
-
-
 REFUSED = {
     "format 3": (
         nbformat.writes(nbformat.reads(json.dumps(ORIGINAL), 4), version=3),
@@ -145,15 +126,6 @@ def test_what_cannot_run_is_refused_in_one_sentence(name, tmp_path):
     with pytest.raises(ConfigError, match=words) as raised:
         parameter_defaults(file)
     assert str(file) in str(raised.value) and "\n" not in str(raised.value)
-
-
-def test_the_command_refuses_before_anything_starts(tmp_path):
-    (tmp_path / "mine.ipynb").write_text(REFUSED["format 3"][0])
-    done = subprocess.run(
-        [PROGRAM, "run", "mine.ipynb"], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.ipynb"]
 
 
 OWN = {  # what a notebook has in place of the call of its recipe
@@ -182,27 +154,3 @@ def test_a_configuration_that_is_not_of_a_recipe_is_not_planned(tmp_path, words,
     file = own_notebook(tmp_path, OWN[name])
     with pytest.raises(ConfigError, match="mine.ipynb does not pass its parameters to"):
         CliRunner().invoke(app, [*words, str(file)], catch_exceptions=False)
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_a_notebook_with_a_configuration_of_its_own_is_launched(
-    tmp_path, monkeypatch, name
-):
-    "Up to the start of its job"
-    monkeypatch.chdir(tmp_path)
-    file = own_notebook(tmp_path, OWN[name])
-    jobs = []
-    monkeypatch.setattr("cookbook_npu.cli.start_job", lambda job, detach: jobs.append(job))
-    words = ["launch", "mine.ipynb", "--scale", "laptop", "-p", "seed=3"]
-    done = CliRunner().invoke(app, words, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    *_, command, notebook, _, parameters = jobs[0].record()["run"]
-    assert (command, notebook) == ("run", str(file))
-    assert json.loads(Path(parameters).read_text())["seed"] == 3
-
-
-def test_a_notebook_without_a_scale_is_not_launched(tmp_path):
-    file = own_notebook(tmp_path, OWN["configuration"])
-    file.write_text(file.read_text().replace("scale: str", "size: str"))
-    with pytest.raises(ConfigError, match="mine has no parameter 'scale'"):
-        CliRunner().invoke(app, ["launch", str(file)], catch_exceptions=False)

@@ -8,19 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from cookbook_npu import override, qwen3_4b_colocate, session
+from cookbook_npu import qwen3_4b_colocate, session
 from cookbook_npu.cli import main
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.errors import ConfigError
 from cookbook_npu.model import folder as folder_reader
 from cookbook_npu.model.first_weights import tiny_folder
 from cookbook_npu.npu.device import probe_cuda, probe_npu
-from cookbook_npu.plan import preflight
 from cookbook_npu.runs.checkpoints import Checkpoints
 from cookbook_npu.runs.folder import RunFolder
 
@@ -120,23 +117,6 @@ def test_engine_that_is_not_installed(tmp_path, command):
     if command == "plan":
         words += ["--scale", "laptop"]
     assert "but vllm is not installed" in refused(tmp_path, *words, code=NO_VLLM)
-
-
-def test_a_gpu_needs_no_vllm_and_not_its_cpu_build(monkeypatch):
-    monkeypatch.setattr(preflight, "has_package", lambda package: package != "vllm")
-    preflight.check_engine(qwen3_4b_colocate("cuda"))
-    with pytest.raises(ConfigError, match="pip install vllm, ") as refusal:
-        preflight.check_engine(qwen3_4b_colocate("cuda", engine="vllm"))
-    assert "cookbook-npu[vllm]" not in str(refusal.value)
-
-
-def test_engine_of_an_evaluation_that_is_not_installed(tmp_path):
-    run_with_a_checkpoint(tmp_path / "run")
-    words = ("eval", "run", "--engine", "vllm")
-    assert "but vllm is not installed" in refused(
-        tmp_path, *words, code=NO_VLLM, left={"run"}
-    )
-    assert not (tmp_path / "run" / "evaluations").exists()
 
 
 @pytest.mark.parametrize(
@@ -357,71 +337,6 @@ def test_a_model_folder_is_refused_by_each_command(tmp_path, monkeypatch, capsys
         errors.add(said[said.index("error") :])
     assert len(errors) == 1 and told in errors.pop()
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-PICTURES = {
-    "missing": ('["gone.png"]', "gone.png does not exist"),
-    "broken": ('["cut.png"]', "cut.png is broken"),
-    "too large": ('["huge.png"]', "has 20000 x 6000 pixels, more than"),
-    "a strip": ('["strip.png"]', "has 201 x 1 pixels: its aspect ratio is above 200"),
-    "one too few": ("[]", "has 0 images (images) for 1 times <image>"),
-    "one too many": ('["one.png", "one.png"]', "has 2 images (images) for 1 times <image>"),
-}
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_a_bad_picture_is_refused_before_anything_starts(
-    tmp_path, monkeypatch, capsys, name
-):
-    "Its record is named; nothing turns into text"
-    images, told = PICTURES[name]
-    here = tmp_path / "given"
-    here.mkdir()
-    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(here / "one.png")
-    content = (here / "one.png").read_bytes()
-    (here / "cut.png").write_bytes(content[: len(content) // 2])
-    Image.new("RGB", (201, 1)).save(here / "strip.png")
-    Image.new("1", (20_000, 6000)).save(here / "huge.png")
-    record = '{"problem": "<image>a=", "answer": "2", "images": %s}\n'
-    (here / "mine.jsonl").write_text(record % '["one.png"]' + record % images)
-    before = {path.name for path in here.iterdir()}
-    words = ("run", "qwen3_vl_8b_grpo", "-p", "prompt_data", "mine.jsonl")
-    said = refused_here(monkeypatch, capsys, here, *words)
-    assert "mine.jsonl line 2" in said and told in said
-    assert {path.name for path in here.iterdir()} == before
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("shims", "--explain", "nope"), "no notebook has a shim 'nope'. Known names: "),
-        (("shims", "--role", "driver"), "The driver has no shims"),
-        (("doctor", "--scale", "moon"), "Known names: 910b, cuda, laptop"),
-        (
-            ("plan", "qwen3_4b_colocate", "--soc", "Ascend310P3"),
-            "Known: Ascend910B1",
-        ),
-        (
-            ("plan", "qwen3_4b_colocate", "--soc", "Ascend910C"),
-            "A die of an Atlas A3 is one of Ascend910_9391",
-        ),
-        (("config", "nothing"), "no configuration key contains 'nothing'"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else "",
-)
-def test_a_wrong_name_is_told_the_right_ones(tmp_path, monkeypatch, capsys, words, told):
-    assert told in refused_here(monkeypatch, capsys, tmp_path, *words)
-
-
-def test_session_starts_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(preflight, "has_package", lambda package: False)
-    config = override(
-        qwen3_4b_colocate(engine="vllm"), {"output.root": str(tmp_path / "runs")}
-    )
-    with pytest.raises(ConfigError, match="vllm is not installed"), session(config):
-        pass
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_910b_run_is_planned_anywhere():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from text_samples import text_sample
 
 from cookbook_npu.config import RewardConfig
-from cookbook_npu.data.expressions import evaluate_expression, numbers_in
+from cookbook_npu.data.equality import evaluate_expression, numbers_in
 from cookbook_npu.data.final_answer import (
     find_answer,
     find_choice,

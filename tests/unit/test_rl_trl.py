@@ -1,9 +1,7 @@
 """The same rollout gives the gradient of TRL's published loss (`GRPOTrainer._compute_loss`), within 1e-6."""
 
 import ast
-import dataclasses
 import inspect
-import re
 import textwrap
 import warnings
 from collections import defaultdict
@@ -11,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_migrate import PAGE, ROWS
 
 from cookbook_npu.config import AlgorithmConfig
 from cookbook_npu.rl.advantages import gdpo
@@ -282,23 +279,3 @@ def test_gdpo_equals_trl():
     ours_B = gdpo(rewards_BN, weights_N.expand(len(ids), 3), ids, GROUP, eps=1e-4)
     assert names["advantages"].abs().max() > 1
     assert torch.allclose(ours_B, names["advantages"], atol=1e-5)
-
-
-def test_trl_has_the_names_of_the_page_of_migration():
-    "A field of a configuration, a parameter of the trainer, or a class"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import trl
-        from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
-        from trl.trainer.grpo_trainer import GRPOConfig, GRPOTrainer
-        from trl.trainer.rloo_trainer import RLOOTrainer
-
-    assert f"TRL {trl.__version__} " in PAGE.read_text()
-    fields = {field.name for field in dataclasses.fields(GRPOConfig)}
-    fields |= inspect.signature(GRPOTrainer).parameters.keys()
-    later = {field.name for field in dataclasses.fields(AsyncGRPOConfig)}
-    classes = (GRPOTrainer, RLOOTrainer, AsyncGRPOConfig, AsyncGRPOTrainer)
-    known = fields | {kind.__name__ for kind in classes}
-    for title, _, column, *_ in ROWS:
-        allowed = known | later if "AsyncGRPOConfig" in column else known
-        assert set(re.findall(r"`(\w+)`", column)) <= allowed, title

@@ -223,3 +223,14 @@ def test_the_house_keeps_its_budgets():
     over = {name: n for name, n in found.items() if n > budgets.BUDGETS[name]}
     assert not over, f"over the budgets of tests/helpers/budgets.py: {over}"
     assert set(found) == set(budgets.BUDGETS) - {"TEST_LOOPS"}
+
+
+@pytest.mark.parametrize(
+    "script", sorted((ROOT / "findings").glob("*.sh")), ids=lambda p: p.stem
+)
+def test_a_finding_pins_what_it_installs_and_runs_without_the_package(script):
+    text = script.read_text()
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    assert "set -euo pipefail\nfolder=$(mktemp -d)\n" in text and "cookbook" not in text
+    assert re.search(r"^# Seen on 20\d\d-\d\d-\d\d", text, re.M)
+    assert re.search(r"pip\S* install(?:.|\n)*==", text)

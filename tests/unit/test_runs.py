@@ -1,18 +1,16 @@
 """Run folders in trouble: two writers, a process killed while it writes, a full disk, many creators"""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from cookbook_npu.config import RunConfig
 from cookbook_npu.errors import RunLocked, StorageError
-from cookbook_npu.runs.folder import RunFolder, append_line, read_lines, write_atomic
+from cookbook_npu.runs.folder import RunFolder, append_line, read_lines
 from cookbook_npu.runs.metrics import load_metrics
 from cookbook_npu.runs.report import write_report
 
@@ -132,27 +130,3 @@ def test_a_read_only_place_is_named(small_disk):
         StorageError, match="runs could not be written: Read-only file system"
     ):
         make(small_disk)
-
-
-def test_many_creators_at_once_get_folders_of_their_own(tmp_path):
-    config = RunConfig(recipe="demo", output=dict(root=str(tmp_path / "runs")))
-    with ThreadPoolExecutor(8) as pool:
-        runs = list(pool.map(lambda _: RunFolder.create(config), range(16)))
-    assert len({r.path for r in runs}) == 16
-    assert all(json.loads(r.config_file.read_text())["recipe"] == "demo" for r in runs)
-    for run in runs:
-        run.close()
-    assert not [p for p in (tmp_path / "runs").iterdir() if p.name.startswith(".")]
-
-
-def test_replacing_a_file_never_shows_a_half(tmp_path):
-    path = tmp_path / "value.json"
-    write_atomic(path, json.dumps(["a"] * 10_000))
-    with ThreadPoolExecutor(2) as pool:
-        writing = pool.submit(
-            lambda: [write_atomic(path, json.dumps([c] * 10_000)) for c in "bcdefgh"]
-        )
-        while not writing.done():
-            assert len(set(json.loads(path.read_text()))) == 1
-        writing.result()
-    assert [p.name for p in tmp_path.iterdir()] == ["value.json"]

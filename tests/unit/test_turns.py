@@ -102,50 +102,6 @@ def test_an_end_token_of_another_kind_gets_the_one_of_the_template():
     assert tokenizer.decode(after_end).startswith("\n<|im_start|>user\n<tool_response>\n42")
 
 
-def renderers_answer(
-    renderer, turns: TurnFormat, messages: list[dict], tools: list[dict], end: int
-) -> list[int]:
-    "The ids of a conversation as the package `renderers` carries them forward"
-    first = next(i for i, m in enumerate(messages) if m["role"] == "assistant")
-    ids = turns.ids(turns.prompt_text(messages[:first], tools))
-    told: list[dict] = []
-    completion: list[int] = []
-    for message in messages[first:]:
-        if message["role"] != "assistant":
-            told.append(message)
-            continue
-        if told:
-            longer = renderer.bridge_to_next_turn(ids, completion, told, tools=tools)
-            assert longer is not None
-            ids = list(longer.token_ids)
-            told = []
-        completion = [*turns.ids(message["content"]), end]
-    return ids + completion
-
-
-def test_another_implementation_carries_the_same_ids():
-    "The package `renderers`, which writes Qwen3's turns without its template"
-    from renderers.qwen3 import Qwen3Renderer
-
-    tokenizer = build_tokenizer()
-    marks = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-    responses = ("<tool_response>", "</tool_response>")
-    tokenizer.add_tokens([*marks, *responses])
-    tokenizer.chat_template = template("qwen3")
-    turns = TurnFormat(tokenizer, chat=True)
-    renderer = Qwen3Renderer(tokenizer)
-    rng = random.Random("renderers")
-    several = 0
-    for _ in range(100):
-        messages = conversation(rng, thinks=True)
-        several += sum(m["role"] == "assistant" for m in messages) > 1
-        tools = [TOOL] if rng.random() < 0.5 else []
-        end = tokenizer.eos_token_id
-        ours = carried(turns, messages, tools, end)
-        assert ours == renderers_answer(renderer, turns, messages, tools, end)
-    assert several > 50
-
-
 def with_calculator(limit: int) -> tuple[EpisodeRunner, TurnFormat]:
     "Episodes whose template shows the calculator, and how they are written"
     tokenizer = build_tokenizer()

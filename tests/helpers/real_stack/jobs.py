@@ -42,7 +42,7 @@ def tiny(folder: str, family: str = "qwen3", seeds: int = 2) -> list[str]:
     from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
 
-    sizes = dict(hidden_size=64, num_layers=2, ffn_size=128, num_heads=4, num_kv_heads=2)
+    sizes = dict(hidden_size=64, num_layers=2, ffn_size=128, num_kv_heads=2)
     config = TinyConfig(family=family, **sizes)
     tokenizer = build_tokenizer(vision=family in ("qwen3_5", "qwen3_vl"))
     made = []

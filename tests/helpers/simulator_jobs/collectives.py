@@ -60,13 +60,6 @@ def check_all_reduce():
     assert (part[1:3] == total()).all() and (part[0] == 0).all()
 
 
-def check_future_carries_npu_tensors():
-    t = mine(4)
-    future = dist.all_reduce(t, async_op=True).get_future()
-    doubled = future.then(lambda f: f.value()[0] * 2).wait()
-    assert doubled.device == here() and (doubled == 2 * total()).all()
-
-
 def check_broadcast_and_reduce():
     for dtype in (torch.float32, torch.int16, torch.complex64, torch.bool):
         t = torch.full((3,), rank() == size() - 1, device=here(), dtype=dtype)
@@ -150,28 +143,6 @@ def check_point_to_point():
     assert (got == left).all()
 
 
-def check_gather_scatter_objects():
-    parts = [torch.empty(2, device=here()) for _ in range(size())] if rank() == 0 else None
-    dist.gather(mine(2), parts, 0)
-    assert rank() != 0 or [p[0].item() for p in parts] == list(range(size()))
-    out = torch.empty(2, device=here())
-    source = None
-    if rank() == 0:
-        source = [torch.full((2,), float(i), device=here()) for i in range(size())]
-    dist.scatter(out, source, 0)
-    assert (out == rank()).all()
-    objects = [None] * size()
-    one = [rank()]
-    scattered = [None]
-    dist.all_gather_object(objects, {"rank": rank()})
-    dist.broadcast_object_list(one, 0)
-    dist.scatter_object_list(scattered, list(range(size())) if rank() == 0 else None, 0)
-    gathered = [None] * size() if rank() == 0 else None
-    dist.gather_object(rank(), gathered, 0)
-    assert objects[-1] == {"rank": size() - 1} and one == [0] and scattered == [rank()]
-    assert rank() != 0 or gathered == list(range(size()))
-
-
 def check_groups():
     both = dist.new_group(backend="cpu:gloo,npu:hccl")
     for device in ("cpu", here()):
@@ -210,41 +181,6 @@ def check_memory_is_back_when_wait_returns():
     assert set(after) == {0}, set(after)
 
 
-def check_coalescing():
-    ts = [torch.ones(2, device=here()) * (i + 1) for i in range(3)]
-    with dist._coalescing_manager(device=here(), async_ops=True) as manager:
-        for t in ts:
-            dist.all_reduce(t)
-    manager.wait()
-    assert [t[0].item() for t in ts] == [size(), 2 * size(), 3 * size()]
-    outs = [torch.empty(2 * size(), device=here()) for _ in range(2)]
-    ins = [mine(2), mine(2) + 10]
-    with dist._coalescing_manager(device=here(), async_ops=True) as manager:
-        for o, i in zip(outs, ins, strict=True):
-            dist.all_gather_into_tensor(o, i)
-    manager.wait()
-    assert outs[1][-1].item() == size() + 9
-    parts = [torch.empty(2, device=here()) for _ in range(2)]
-    with dist._coalescing_manager(device=here(), async_ops=True) as manager:
-        for p in parts:
-            dist.reduce_scatter_tensor(p, torch.ones(2 * size(), device=here()))
-    manager.wait()
-    assert all((p == size()).all() for p in parts)
-
-
-def check_functional_collectives():
-    import torch.distributed._functional_collectives as functional
-
-    t = functional.all_reduce(torch.ones(2, device=here()), "sum", dist.group.WORLD)
-    assert (t + 0).sum().item() == 2 * size()
-    t = functional.all_gather_tensor(mine(2), 0, dist.group.WORLD)
-    assert (t + 0)[-1].item() == size() - 1
-    t = functional.reduce_scatter_tensor(
-        torch.ones(2 * size(), device=here()), "avg", 0, dist.group.WORLD
-    )
-    assert (t + 0).tolist() == [1, 1]
-
-
 def check_ddp_equals_one_process():
     torch.manual_seed(0)
     reference = torch.nn.Sequential(
@@ -258,32 +194,6 @@ def check_ddp_equals_one_process():
     reference(data).pow(2).mean().backward()
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=1e-5, atol=1e-6)
-
-
-def check_fsdp2_equals_one_process():
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    torch.manual_seed(0)
-    reference = torch.nn.Sequential(
-        torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)
-    )
-    model = copy.deepcopy(reference).to(here())
-    mesh = init_device_mesh("npu", (size(),))
-    for layer in (model[0], model[2], model):
-        fully_shard(layer, mesh=mesh)
-    data = torch.randn(size() * 2, 4)
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.1) for m in (model, reference)]
-    for _ in range(3):
-        model(data[rank() * 2 : rank() * 2 + 2].to(here())).pow(2).mean().backward()
-        reference(data).pow(2).mean().backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(
-            ours.full_tensor().detach().cpu(), theirs.detach(), rtol=1e-4, atol=1e-5
-        )
 
 
 def everything(rank, world_size):

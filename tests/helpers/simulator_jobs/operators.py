@@ -63,94 +63,6 @@ def check_views_share_memory():
     assert a.t().data_ptr() == a.data_ptr() and a.chunk(3)[0].data_ptr() == a.data_ptr()
 
 
-def check_out_arguments_resize():
-    out = torch.empty(0, device="npu")
-    torch.add(torch.ones(3, device="npu"), 1, out=out)
-    assert out.tolist() == [2, 2, 2] and out.untyped_storage().device.type == "npu"
-    alias = out.view(3)
-    out.resize_(1000)
-    assert alias.tolist() == [2, 2, 2]
-
-
-def check_lstm():
-    torch.manual_seed(0)
-    lstm = torch.nn.LSTM(4, 5, num_layers=2, bidirectional=True)
-    on_npu = copy.deepcopy(lstm).npu()
-    x = torch.randn(3, 2, 4)
-    results = []
-    for model, device in ((lstm, "cpu"), (on_npu, "npu")):
-        y, (h, c) = model(x.to(device))
-        (y.sum() + h.pow(2).sum() + c.sum()).backward()
-        results.append([y, h, c, *(p.grad for p in model.parameters())])
-    for cpu, npu in zip(*results, strict=True):
-        torch.testing.assert_close(npu.cpu(), cpu, rtol=1e-5, atol=1e-5)
-
-
-def check_gru():
-    torch.manual_seed(0)
-    gru = torch.nn.GRU(4, 5, num_layers=2)
-    on_npu = copy.deepcopy(gru).npu()
-    x = torch.randn(3, 2, 4)
-    results = []
-    for model, device in ((gru, "cpu"), (on_npu, "npu")):
-        y, h = model(x.to(device))
-        (y.pow(2).sum() + h.sum()).backward()
-        results.append([y, h, *(p.grad for p in model.parameters())])
-    for cpu, npu in zip(*results, strict=True):
-        torch.testing.assert_close(npu.cpu(), cpu, rtol=1e-5, atol=1e-5)
-
-
-def check_fft():
-    x = torch.randn(4, 8)
-    on_both(lambda t: torch.fft.rfft(t), x, tolerance=1e-5)
-    on_both(lambda t: torch.fft.irfft(torch.fft.rfft(t)), x, tolerance=1e-5)
-    on_both(lambda t: torch.fft.fft2(t).real, x, tolerance=1e-5)
-
-
-def check_svd():
-    x = torch.randn(4, 3)
-    on_both(lambda t: torch.linalg.svdvals(t), x, tolerance=1e-4)
-    u, s, v = torch.linalg.svd(x.npu(), full_matrices=False)
-    torch.testing.assert_close((u * s @ v).cpu(), x, rtol=1e-5, atol=1e-5)
-    on_both(
-        lambda t: torch.linalg.inv(t @ t.mT + 3 * torch.eye(4, device=t.device)),
-        x,
-        tolerance=1e-4,
-    )
-
-
-def check_complex():
-    z = torch.randn(3, 4, dtype=torch.complex64)
-    on_both(lambda t: t.conj().t() @ t, z, tolerance=1e-5)
-    on_both(lambda t: (t.conj() * 2).imag, z, tolerance=1e-5)
-    on_both(lambda t: torch.view_as_real(t.conj().resolve_conj()), z, tolerance=1e-5)
-    assert torch.equal(z.npu().conj().t()[1:].cpu(), z.conj().t()[1:]), (
-        "a view of a lazy conjugate lost the conjugation"
-    )
-    assert torch.equal(torch._neg_view(z.real.npu())[1].cpu(), -z.real[1])
-    on_both(lambda t: torch.complex(t, -t).abs(), torch.rand(5) + 1, tolerance=1e-6)
-    a = torch.zeros(3, 4, dtype=torch.complex64, device="npu")
-    a.copy_(z.npu().conj())
-    a.t().conj().mul_(2)
-    torch.testing.assert_close(a.cpu(), z.conj() * 2)
-
-
-def check_unique():
-    x = torch.tensor([3, 1, 3, 2, 1])
-    values, inverse, counts = torch.unique(x.npu(), return_inverse=True, return_counts=True)
-    assert (
-        values.tolist() == [1, 2, 3]
-        and inverse.tolist() == [2, 0, 2, 1, 0]
-        and counts.tolist() == [2, 1, 2]
-    )
-    assert (
-        torch.unique_consecutive(x.npu()).tolist() == [3, 1, 3, 2, 1]
-        and values.device.type == "npu"
-    )
-    assert torch.unique(torch.tensor([[1, 2], [1, 2]]).npu(), dim=0).shape == (1, 2)
-    assert torch.nonzero(torch.eye(2).npu()).tolist() == [[0, 0], [1, 1]]
-
-
 def check_topk():
     x = torch.randn(5, 9)
     on_both(lambda t: torch.topk(t, 3), x)
@@ -166,10 +78,6 @@ def check_topk():
         lambda t: (t.argmax(), t.median(), t.multinomial(1).shape[0] * t.new_ones(1)),
         x.exp(),
     )
-
-
-def check_sparse_is_refused_clearly():
-    raises(lambda: torch.eye(2, device="npu").to_sparse(), "simulated NPU")
 
 
 def check_attention_equals_the_cpu():
@@ -359,17 +267,6 @@ def check_memory_returns():
     assert torch.npu.memory_allocated() == base + (4 << 20)
 
 
-def check_inference_and_training_mix():
-    weight = torch.ones(3, 3, device="npu", requires_grad=True)
-    with torch.inference_mode():
-        kept = torch.ones(2, 3, device="npu") @ weight
-        kept.add_(1).mul_(2)
-    (torch.ones(2, 3, device="npu") @ weight).sum().backward()
-    weight.data.add_(1)
-    assert kept.tolist() == [[8.0] * 3] * 2 and weight.grad.tolist() == [[2.0] * 3] * 3
-    raises(lambda: weight.add_(1), "leaf")
-
-
 def check_checkpointing_keeps_dropout():
     def layer(t):
         return F.dropout(t.sin(), 0.5)
@@ -397,35 +294,6 @@ def check_generators():
         torch.rand(3, device="npu")
     torch.npu.manual_seed(1)
     assert len(set(torch.randperm(8, device="npu").tolist())) == 8
-
-
-def check_fake_tensors_and_meta():
-    from torch._subclasses import FakeTensorMode
-
-    with FakeTensorMode():
-        assert (torch.ones(2, device="npu") + 1).device.type == "npu"
-    assert (
-        torch.nn.Linear(2, 2, device="meta").to_empty(device="npu").weight.device.type
-        == "npu"
-    )
-
-
-def check_double_backward_and_vmap():
-    x = torch.ones(3, device="npu", requires_grad=True)
-    (grad,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
-    grad.sum().backward()
-    assert x.grad.tolist() == [6, 6, 6]
-    assert torch.vmap(lambda t: t * 2)(torch.ones(3, 2, device="npu")).sum().item() == 12
-
-
-def check_numpy_is_refused_and_cpu_works():
-    try:
-        torch.ones(2, device="npu").numpy()
-    except TypeError as error:
-        assert "npu" in str(error)
-    else:
-        raise AssertionError("numpy() of a device tensor")
-    assert torch.ones(2, device="npu").cpu().numpy().sum() == 2
 
 
 def check_threads():
