@@ -28,15 +28,9 @@ from ..runs.metrics import (
     load_metrics,
     metric_points,
 )
-from ..runs.plots import (
-    PANELS,
-    Panel,
-    matching_metrics,
-    plot_curves,
-    render_page,
-    to_svg,
-)
+from .plots import compared_figures, render_page
 from .report import check_expected, expected_numbers
+from ..stop import resume_hint
 from ..terminal import counted
 
 # %% ../../nbs/runs/10_compare.ipynb #7bd0d20c
@@ -380,7 +374,7 @@ def complete_run(path: Path | str) -> tuple[RunFolder, RunConfig, dict[str, list
     if steps < config.num_steps:
         raise DataError(
             f"{run.path} has {steps} of {config.num_steps} steps: only complete runs are compared",
-            f"Resume it: cookbook-npu run --resume {run.path}",
+            resume_hint(run.path),
         )
     return run, config, metrics
 
@@ -459,22 +453,6 @@ def comparison_text(
     return "\n".join(lines)
 
 # %% ../../nbs/runs/10_compare.ipynb #1338af56
-def _figures(a: MetricColumns, b: MetricColumns) -> list[str]:
-    "Return one figure per metric of the report, with both runs, as SVG"
-    steps = sorted({*a.get("step", []), *b.get("step", [])})
-    both: dict[str, list[Any]] = {"step": steps}
-    for label, metrics in (("A", a), ("B", b)):
-        for name in metrics:
-            points = _points(metrics, name)
-            both[f"{label} {name}"] = [points.get(step) for step in steps]
-    figures = []
-    for panel in PANELS:
-        for name in matching_metrics(a, panel.metrics):
-            drawn = Panel(name, (f"A {name}", f"B {name}"), panel.log)
-            figures.append(to_svg(plot_curves(both, [drawn]), f"{name} of both runs"))
-    return figures
-
-
 def render_comparison(
     result: RunComparison,
     a: MetricColumns,
@@ -492,7 +470,7 @@ def render_comparison(
         result=result,
         number=format_number,
         percent=_percent,
-        curves=_figures(a, b),
+        curves=compared_figures({"A": a, "B": b}, "both runs"),
         phases=phases,
     )
 

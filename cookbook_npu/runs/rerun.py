@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import RunConfig
+from ..config import RunConfig, find_run
 from ..errors import DataError
 from ..recipes import parameters_of, run_command
 from .compare import Difference, complete_run, stack_differences
 from .folder import input_checksums, stack_record
+from ..stop import refuse_tenant
 
 # %% ../../nbs/runs/11_rerun.ipynb #8d78e153
 def changed_data(config: RunConfig, recorded: Mapping[str, str] | None) -> list[str]:
@@ -48,6 +49,7 @@ class Rerun:
 
 def prepare_rerun(path: Path | str) -> Rerun:
     "Check a run folder before it is repeated; raises `DataError` when it is not complete"
+    refuse_tenant(find_run(path))
     run, config, _ = complete_run(path)
     parameters = parameters_of(config)
     overrides = parameters["overrides"]
