@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .rollout.transformers import TransformersEngine
     from .rollout.vllm import VllmEngine
     from .runs.answers import answer_table
+    from .runs.live import watch
     from .runs.report import write_report
     from .runs.result import check_learning, show_result
     from .train.session import session
@@ -58,6 +59,7 @@ _HOMES = {  # name -> module
     "check_parameters": "notebook",
     "show_result": "runs.result",
     "write_report": "runs.report",
+    "watch": "runs.live",
     "register_reward": "data.graders",
     "TransformersEngine": "rollout.transformers",
     "VllmEngine": "rollout.vllm",

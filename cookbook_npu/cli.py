@@ -6,11 +6,11 @@
 __all__ = ['app', 'NO_NPU_SOFTWARE', 'join_pairs', 'find_notebook', 'no_parameter', 'check_names', 'add_defaults', 'name_run',
            'resolve_run', 'check_kernel', 'resume_parameters', 'print_progress', 'execute', 'complete_recipes',
            'complete_parameters', 'complete_scales', 'complete_shims', 'complete_jobs', 'complete_keys',
-           'complete_runs', 'find_run', 'show_settings', 'is_finished', 'print_result', 'refuse_empty_result',
-           'planned_config', 'machine_need', 'one_scale', 'save_bundle', 'planned_notebook', 'recipe_summary',
-           'compared', 'show_comparison', 'job_words', 'job_parameters', 'end_job', 'check_options',
-           'devices_of_machine', 'check_nodes', 'check_network', 'check_launch', 'new_job', 'resume_job', 'start_job',
-           'follow_job', 'show_rehearsal', 'main', 'exit_with']
+           'complete_runs', 'show_settings', 'is_finished', 'print_result', 'refuse_empty_result', 'planned_config',
+           'machine_need', 'one_scale', 'save_bundle', 'planned_notebook', 'recipe_summary', 'compared',
+           'show_comparison', 'job_words', 'job_parameters', 'end_job', 'check_options', 'devices_of_machine',
+           'check_nodes', 'check_network', 'check_launch', 'new_job', 'resume_job', 'start_job', 'follow_job',
+           'show_rehearsal', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
 import inspect
@@ -41,6 +41,7 @@ from .config import (
     RunConfig,
     config_keys,
     default_runs_folder,
+    find_run,
     flat_overrides,
     same_setting,
     shims_environment,
@@ -73,9 +74,9 @@ from .recipes import (
     parameters_of,
 )
 from .removed import refuse_removed
-from .stop import RunStopped, ignore_signals, resume_hint
+from .stop import RunStopped, ignore_signals, refuse_tenant, resume_hint
 from .targets.target import TARGETS, find_target
-from .terminal import counted, fit, terminal_columns
+from .terminal import counted, fit, printable, terminal_columns
 
 # %% ../nbs/99_cli.ipynb #3e2bfde5
 def join_pairs(argv: Sequence[str]) -> list[str]:
@@ -169,7 +170,7 @@ def name_run(notebook: Path, parameters: dict[str, Any]) -> Path:
         if not overrides.get("output.resume"):
             raise ConfigError(
                 f"run folder {folder} exists",
-                f"Choose another output.name, or resume it: --resume {folder}",
+                f"Choose another output.name, or resume it: {resume_hint(folder)}",
             )
     return folder.resolve()
 
@@ -201,6 +202,7 @@ def resume_parameters(folder: Path) -> tuple[str, dict[str, Any]]:
     from .runs.folder import RunFolder
     from .runs.kernel import collect_notebooks
 
+    refuse_tenant(folder)
     run = RunFolder.open(folder)
     collect_notebooks(run.path.parent)  # the command may have been killed
     config = run.config()
@@ -277,20 +279,25 @@ def execute(
                 preload_workers()
             run_notebook(notebook, aside, parameters)
     except KernelEnded as e:
-        exit_with(f"{e}{_resume_line(folder)}", 1)
+        _exit_run(str(e), folder)
     except PapermillExecutionError as e:
         if e.ename == NothingLearned.__name__:
             return  # the caller says so, below the result
+        where = f"{e.ename} in cell {e.exec_count} of the notebook"
+        _exit_run(f"{where}: {e.evalue}", folder)
+    if not (folder / "config.json").is_file():  # sys.exit(0) is no error to papermill
         exit_with(
-            f"{e.ename} in cell {e.exec_count} of the notebook: {e.evalue}"
-            f"{_resume_line(folder)}",
+            f"the notebook ended before a run began: {notebook.name} has called sys.exit, or has no "
+            "session(config) with the parameters of the command",
             1,
         )
 
 
-def _resume_line(folder: Path) -> str:
-    "Return a line that says how to resume a run; empty if it has no folder"
-    return f"\n{resume_hint(folder)}" if (folder / "config.json").is_file() else ""
+def _exit_run(message: str, folder: Path) -> NoReturn:
+    "Print an error and how to resume the run, if it has a folder, and exit"
+    if (folder / "config.json").is_file() and "; resume with: " not in message:
+        message = f"{message}\n{resume_hint(folder)}"
+    exit_with(message, 1)
 
 # %% ../nbs/99_cli.ipynb #83da886a
 _ABOUT = "RL post-training of Qwen3 models on Ascend NPUs."
@@ -359,12 +366,6 @@ def complete_runs(incomplete: str) -> list[str]:
     files = default_runs_folder().glob("*/config.json")
     found = sorted(os.path.relpath(file.parent) for file in files)
     return [path for path in found if path.startswith(incomplete)]
-
-
-def find_run(text: str) -> Path:
-    "Return the path of a run folder, given its path or its name"
-    named = default_runs_folder() / text
-    return named if named.is_dir() and not Path(text).exists() else Path(text)
 
 
 # options of an argument that is a run folder
@@ -507,6 +508,10 @@ def _run(
         folder = name_run(notebook, parameters)
         if recipe_of(notebook):
             check_machine(config := resolve_run(notebook, parameters))
+            if resume:
+                from .train.checkpointing import check_resumable
+
+                check_resumable(config)
             show_settings(config, given)
             steps = config.num_steps
     _announce(f"run {folder.name}: starting the notebook")
@@ -1624,7 +1629,7 @@ def main() -> None:
 
 def exit_with(message: str, code: int) -> NoReturn:
     "Print an error and exit"
-    typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+    typer.secho(f"error: {printable(message)}", fg=typer.colors.RED, err=True)
     raise SystemExit(code)
 
 # %% ../nbs/99_cli.ipynb #0c581055

@@ -11,12 +11,12 @@ __all__ = ['Effect', 'LocalPath', 'Family', 'RecordFormat', 'TASK_NAMES', 'Sourc
            'source_path', 'DataConfig', 'JudgeConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig',
            'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'is_tiny', 'DistillConfig',
            'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig', 'PlacementConfig', 'FaultConfig',
-           'default_runs_folder', 'OutputConfig', 'own_part', 'place_own_files', 'shims_environment', 'own_modules',
-           'RunConfig', 'why_merged', 'ConfigKey', 'with_choices', 'config_keys', 'key_table', 'config_sections',
-           'flat_overrides', 'check_parallel', 'check_argument_names', 'check_schedule', 'check_experts',
-           'check_context', 'check_pipeline', 'check_expert_adapters', 'tenant_config', 'tenant_configs',
-           'check_tenants', 'check_run_name', 'build_config', 'same_setting', 'nearest_key', 'override', 'save_config',
-           'stored_config', 'load_config']
+           'default_runs_folder', 'find_run', 'whole_run', 'OutputConfig', 'own_part', 'place_own_files',
+           'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey', 'with_choices', 'config_keys',
+           'key_table', 'config_sections', 'flat_overrides', 'check_parallel', 'check_argument_names', 'check_schedule',
+           'check_experts', 'check_context', 'check_pipeline', 'check_expert_adapters', 'tenant_config',
+           'tenant_configs', 'check_tenants', 'check_run_name', 'build_config', 'same_setting', 'nearest_key',
+           'override', 'save_config', 'stored_config', 'load_config']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -969,6 +969,24 @@ def default_runs_folder() -> Path:
         if any(folder.glob("recipes/*.ipynb")):
             return folder / "runs"
     return here / "runs"
+
+
+def find_run(run: Path | str) -> Path:
+    """Return the absolute path of a run folder, from any working folder
+
+    `run` is its path, its name in `default_runs_folder`, or runs/NAME; the folder may be missing."""
+    root, path = default_runs_folder(), Path(run)
+    inside = Path(*path.parts[1:]) if path.parts[:1] == ("runs",) else path
+    places = (path, root / path, root / inside)
+    found = (place for place in places if (place / "config.json").is_file())
+    return next(found, path).absolute()
+
+
+def whole_run(folder: Path) -> Path:
+    "Return the run that a tenant's folder is part of; of another run its own folder"
+    parent, run, *_ = *folder.absolute().parents, folder, folder
+    inside = parent.name == "tenants" and (run / "config.json").is_file()
+    return run if inside else folder
 
 # %% ../nbs/01_config.ipynb #cc8aa694
 TrackerName = Literal["wandb", "swanlab", "mlflow", "clearml"]

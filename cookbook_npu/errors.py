@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
+from .terminal import printable
+
 # %% ../nbs/00_errors.ipynb #a91b920f
 class CookbookError(Exception):
     "Base class of all errors of this package"
@@ -33,7 +35,10 @@ class CookbookError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.what}. {self.remedy}" if self.remedy else self.what
+        if not self.remedy:
+            return printable(self.what)
+        end = "" if self.what.endswith(".") else "."
+        return printable(f"{self.what}{end} {self.remedy}")
 
 # %% ../nbs/00_errors.ipynb #3676ef0b
 class ConfigError(CookbookError, ValueError):

@@ -50,6 +50,7 @@ from ..scratch import (
     remove_scratch,
     sweep_scratch,
 )
+from ..stop import resume_hint
 from ..targets import laptop
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #5321776b
@@ -381,10 +382,11 @@ def dead_nodes() -> set[str]:
     return {node["NodeID"] for node in import_ray().nodes() if not node["Alive"]}
 
 
-def _ray_has_ended(machine: str, what: str) -> DeviceError:
+def _ray_has_ended(machine: str, what: str, run: Path | None) -> DeviceError:
+    began = run is not None and (run / "config.json").is_file()
     return DeviceError(
         f"Ray has ended on {machine} ({what}): it was killed, or the machine ran out of memory",
-        "Resume the run: its last checkpoint is complete.",
+        resume_hint(run) if run and began else "Start it again.",
     )
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #b34db9ee
@@ -394,6 +396,7 @@ class RayNode:
 
     owned: bool = False  # this process started the cluster and stops it
     folder: Path | None = None  # session folder to remove
+    run: Path | None = None  # run folder
     # raylet and gcs_server of a cluster that this process started
     processes: Mapping[str, psutil.Process] = field(default_factory=dict)
     server: Any = None  # fork server of simulated workers; None: fresh interpreters
@@ -430,7 +433,7 @@ class RayNode:
         Check before each use of the object store: without a raylet Ray ends the driver silently, and
         a minute after the end of its gcs_server."""
         if what := self.lost():
-            raise _ray_has_ended("this machine", what)
+            raise _ray_has_ended("this machine", what, self.run)
 
     def check_machines(self, slots: Sequence[DeviceSlot]) -> None:
         "Raise `DeviceError` if Ray has ended on a machine of a cluster that this process started"
@@ -440,7 +443,7 @@ class RayNode:
         dead = dead_nodes()
         for slot in slots:
             if slot.node_id in dead:
-                raise _ray_has_ended(slot.machine, f"node {slot.node_id[:8]}")
+                raise _ray_has_ended(slot.machine, f"node {slot.node_id[:8]}", self.run)
 
     def stop(self) -> None:
         "Stop the cluster if this process started it"
@@ -557,6 +560,7 @@ class Cluster:
         env = cluster_env(devices, simulated)
         cluster = cls(resource, simulated, env, Path(log_dir) if log_dir else None)
         node = cluster.node
+        node.run = cluster.log_dir and cluster.log_dir.parent
         with ExitStack() as undo, ExitStack() as after:
             undo.callback(cluster.stop)
             if LOOPBACK not in os.environ and _stays_on_loopback(address):

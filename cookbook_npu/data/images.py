@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['MAX_IMAGE_BYTES', 'MAX_IMAGE_PIXELS', 'MAX_ASPECT_RATIO', 'DATA_URL', 'CACHE_BYTES', 'IMAGE_MARK', 'IMAGE_MARKUP',
-           'ImageSource', 'image_source', 'image_size', 'read_image', 'processor_class', 'image_settings',
-           'check_picture', 'ImageProcessor', 'LazyImage', 'expand_placeholders', 'make_room', 'no_processor',
-           'with_image_parts', 'plain_content', 'collapse_placeholders', 'decode_first']
+           'SHOWN_PIXELS', 'ImageSource', 'image_source', 'image_size', 'read_image', 'processor_class',
+           'image_settings', 'check_picture', 'ImageProcessor', 'LazyImage', 'expand_placeholders', 'make_room',
+           'no_processor', 'with_image_parts', 'plain_content', 'collapse_placeholders', 'decode_first', 'picture_url',
+           'sample_pictures']
 
 # %% ../../nbs/data/02_images.ipynb #7f663709
 import base64
@@ -20,6 +21,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,8 +29,15 @@ from typing import TYPE_CHECKING, Any
 
 
 from .sample import ImageInput
+from .tasks import GENERATED, generated_task
 from .tokenizer import IMAGE_PAD, VIDEO_PAD, VISION_END, VISION_START
-from ..errors import ConfigError, DataError, MissingError, parse_json
+from ..errors import (
+    ConfigError,
+    CookbookError,
+    DataError,
+    MissingError,
+    parse_json,
+)
 from ..npu.shims.torchvision_ops import install_finder
 
 if TYPE_CHECKING:
@@ -532,3 +541,37 @@ def decode_first(images: Iterable[ImageInput], seconds: float = 5.0) -> int:
         if time.monotonic() - begun > seconds:
             break
     return decoded
+
+# %% ../../nbs/data/02_images.ipynb #pics-co1
+SHOWN_PIXELS = 256  # of the longer side
+
+
+def picture_url(picture: "Image.Image") -> str:
+    "Return a picture, scaled down, as a data URL"
+    picture.thumbnail((SHOWN_PIXELS, SHOWN_PIXELS))
+    content = io.BytesIO()
+    picture.save(content, "PNG")
+    return DATA_URL + base64.b64encode(content.getvalue()).decode("ascii")
+
+
+def sample_pictures(references: Sequence[str], task: Mapping[str, Any]) -> list[str]:
+    "Return the available images of a sample as data URLs; `task` is `data.task` of its run"
+    urls = []
+    for reference in references:
+        name, _, problem_name = reference.partition(":")
+        # the file has changed: only its reference is shown
+        with suppress(CookbookError):
+            if name in GENERATED:
+                drawn = generated_task(name, task)
+                problems = (*drawn.train, *drawn.held_out)
+                draw = next((p.draw for p in problems if p.name == problem_name), None)
+                if draw is None:
+                    continue
+                own = dict(reference=reference, key=reference, place=name)
+                source = ImageSource(**own, open=draw)
+            elif reference.startswith("data:") or Path(reference).is_file():
+                source = image_source(reference, "a sample", "a picture")
+            else:
+                continue
+            urls.append(picture_url(read_image(source)))
+    return urls

@@ -19,28 +19,24 @@ from typing import Any
 
 from ..config import ParallelConfig, RunConfig
 from ..errors import ConfigError, DataError, MissingError, StorageError
-from ..model.first_weights import first_weights, shipped_model
 from ..runs.checkpoints import Checkpoint, Checkpoints, step_folder
-from ..runs.folder import RunFolder, storage_errors
+from ..runs.folder import RunFolder, read_checked_json, storage_errors
 from ..runs.metrics import load_metrics, metric_points
+from ..stop import resume_hint
+from ..train.checkpointing import base_model
 
 # %% ../../nbs/policy/00_export.ipynb #17cc7ee7
 def chosen_checkpoint(run: RunFolder, step: int | None = None) -> Checkpoint:
     """Return the checkpoint of a step, its files unchecked; None: use the newest.
 
     Raises `MissingError` naming the available steps, or the folders of the tenants."""
-    if tenants := run.config().tenants:
-        folders = ", ".join(str(run.tenants / name) for name in tenants)
-        raise MissingError(
-            f"{run.path} has tenants, and each of them has its own checkpoints",
-            f"Give the folder of one: {folders}.",
-        )
+    run.refuse_tenants("checkpoints")
     finished = Checkpoints.of_run(run).finished()
     if not finished:
         raise MissingError(
             f"{run.path} has no checkpoint",
             "A run writes them every train.save_every steps and at its end: "
-            f"resume it with cookbook-npu run --resume {run.path}.",
+            f"{resume_hint(run.path)}",
         )
     for checkpoint in finished:
         if step is None or checkpoint.step == step:
@@ -100,8 +96,8 @@ def convert_state(
             "Give a later --step.",
         )
     config = run.config()
+    hf_path = base_model(run)
     with start_cluster(config, run, devices=1) as cluster:
-        hf_path = first_weights(config)
         with RayWorkerGroup.create(
             "export",
             "cookbook_npu.policy.export:PolicyWriter",
@@ -173,9 +169,7 @@ def _methods(config: RunConfig) -> list[str]:
 def model_card(run: RunFolder, checkpoint: Checkpoint) -> str:
     "Return the README.md of an export, with the hub's metadata"
     config = run.config()
-    tiny = shipped_model(config)
-    weights = f"{tiny.name} of cookbook_npu" if tiny else "random first weights"
-    base = config.model.path or f"tiny {config.model.tiny.family}, {weights}"
+    base = read_checked_json(run.base_model_file)["name"]
     accuracy = evaluated_at(run, checkpoint.step)
     loss = evaluated_at(run, checkpoint.step, "eval_loss")
     methods = _methods(config)

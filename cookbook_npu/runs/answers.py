@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..data.images import sample_pictures
 from ..errors import MissingError
 from .folder import RunFolder
-from .gallery import choose_samples, sample_pictures, shorten
+from .gallery import choose_samples, shorten
 from .plots import COLOURS
-from ..terminal import counted
+from ..terminal import counted, printable
 
 # %% ../../nbs/runs/13_answers.ipynb #48d37509
 _SHOWN = 300  # characters of a prompt and of an answer
@@ -60,7 +61,7 @@ class AnswerTable:
             width = max(map(len, self.titles))
             for title, (text, correct) in zip(self.titles, row.answers, strict=True):
                 lines.append(f"  {title:<{width}}  {_MARKS[correct][0]} {_one_line(text)}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     __repr__ = __str__
 
@@ -106,9 +107,18 @@ def _question(name: str, record: Mapping[str, Any]) -> tuple[str, str]:
     return shorten(prompt, _SHOWN), str(record.get("label", ""))
 
 
-def answer_table(run: RunFolder | Path | str, prompts: int = 6) -> AnswerTable:
-    "Return answers of the first and the newest evaluation of a run; without rows if none was saved"
+def answer_table(
+    run: RunFolder | Path | str, prompts: int = 6
+) -> "AnswerTable | TenantAnswers":
+    "Return answers of a run's, or each tenant's, first and newest evaluation; without rows if none was saved"
     run = run if isinstance(run, RunFolder) else RunFolder.open(run)
+    if tenants := run.config().tenants:
+        folders = {name: RunFolder.open(run.tenants / name) for name in tenants}
+        return TenantAnswers({n: _table(folder, prompts) for n, folder in folders.items()})
+    return _table(run, prompts)
+
+
+def _table(run: RunFolder, prompts: int) -> AnswerTable:
     steps = run.saved_samples("eval")
     steps = sorted({*steps[:1], *steps[-1:]})
     evaluations = [run.load_samples(step, "eval") for step in steps]
@@ -178,6 +188,7 @@ def samples_text(
 
     Raises `MissingError` for a step without samples."""
     run = run if isinstance(run, RunFolder) else RunFolder.open(run)
+    run.refuse_tenants("samples")
     saved = [index + 1 for index in run.saved_samples()]
     if step is None and saved:
         step = saved[-1]
@@ -192,4 +203,4 @@ def samples_text(
         facts = "  ".join(f"{name} {value}" for name, value in sample.facts if value)
         lines = [f"-- step {step}, {sample.kind}: {facts}", sample.prompt, sample.response]
         blocks.append("\n".join(lines))
-    return "\n\n".join(blocks)
+    return printable("\n\n".join(blocks))

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..config import RunConfig, key_table
+from ..config import RunConfig, find_run, key_table
 from ..errors import DataError
 from ..recipes import parameters_of, run_command
 from ..runs.folder import (
@@ -36,15 +36,9 @@ from ..runs.metrics import (
     load_metrics,
     metric_points,
 )
-from ..runs.plots import (
-    PANELS,
-    Panel,
-    matching_metrics,
-    plot_curves,
-    render_page,
-    to_svg,
-)
+from .plots import compared_figures, render_page
 from .report import check_expected, expected_numbers
+from ..stop import refuse_tenant, resume_hint
 from ..terminal import counted
 
 # %% ../../nbs/runs/10_compare.ipynb #7bd0d20c
@@ -388,7 +382,7 @@ def complete_run(path: Path | str) -> tuple[RunFolder, RunConfig, dict[str, list
     if steps < config.num_steps:
         raise DataError(
             f"{run.path} has {steps} of {config.num_steps} steps: only complete runs are compared",
-            f"Resume it: cookbook-npu run --resume {run.path}",
+            resume_hint(run.path),
         )
     return run, config, metrics
 
@@ -467,22 +461,6 @@ def comparison_text(
     return "\n".join(lines)
 
 # %% ../../nbs/runs/10_compare.ipynb #1338af56
-def _figures(a: MetricColumns, b: MetricColumns) -> list[str]:
-    "Return one figure per metric of the report, with both runs, as SVG"
-    steps = sorted({*a.get("step", []), *b.get("step", [])})
-    both: dict[str, list[Any]] = {"step": steps}
-    for label, metrics in (("A", a), ("B", b)):
-        for name in metrics:
-            points = _points(metrics, name)
-            both[f"{label} {name}"] = [points.get(step) for step in steps]
-    figures = []
-    for panel in PANELS:
-        for name in matching_metrics(a, panel.metrics):
-            drawn = Panel(name, (f"A {name}", f"B {name}"), panel.log)
-            figures.append(to_svg(plot_curves(both, [drawn]), f"{name} of both runs"))
-    return figures
-
-
 def render_comparison(
     result: RunComparison,
     a: MetricColumns,
@@ -500,7 +478,7 @@ def render_comparison(
         result=result,
         number=format_number,
         percent=_percent,
-        curves=_figures(a, b),
+        curves=compared_figures({"A": a, "B": b}, "both runs"),
         phases=phases,
     )
 
@@ -542,6 +520,7 @@ class Rerun:
 
 def prepare_rerun(path: Path | str) -> Rerun:
     "Check a run folder before it is repeated; raises `DataError` when it is not complete"
+    refuse_tenant(find_run(path))
     run, config, _ = complete_run(path)
     parameters = parameters_of(config)
     overrides = parameters["overrides"]

@@ -33,7 +33,7 @@ from ..errors import ConfigError, MissingError, RoleError, RunLocked
 from ..notebook import read_notebook
 from .folder import lock_folder, storage_errors
 from ..scratch import SESSION_PREFIX, make_scratch, remove_scratch, sweep_scratch
-from ..stop import RunStopped, StoppedAtOnce, StopRequest
+from ..stop import RunStopped, StoppedAtOnce, StopRequest, resume_hint
 from ..targets.laptop import remove_leftovers
 
 # %% ../../nbs/runs/06_kernel.ipynb #e3404fb9
@@ -217,8 +217,8 @@ def _escaped(path: Path) -> str:
 def run_notebook(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> None:
     """Execute a notebook; the output of its cells appears on the terminal
 
-    Raises `RunStopped` when it was stopped, `KernelEnded` when its kernel was killed, and
-    papermill's error when a cell fails."""
+    Parameters go as JSON: a tuple would arrive as its text. Raises `RunStopped` when it was stopped,
+    `KernelEnded` when its kernel was killed, and papermill's error when a cell fails."""
     stop = KernelStop()
     try:
         with stop:
@@ -226,7 +226,7 @@ def run_notebook(notebook: Path, output: Path, parameters: Mapping[str, Any]) ->
                 papermill.execute_notebook(
                     _escaped(notebook),
                     _escaped(output),
-                    parameters=dict(parameters),
+                    parameters=json.loads(json.dumps(dict(parameters))),
                     engine_name="cookbook_npu",
                     kernel_name="python3",
                     progress_bar=False,
@@ -327,7 +327,7 @@ def growing_notebook(folder: Path, resume: bool = False) -> Iterator[Path]:
         if taken:
             raise ConfigError(
                 f"run folder {folder} exists",
-                f"Choose another output.name, or resume it: --resume {folder}",
+                f"Choose another output.name, or resume it: {resume_hint(folder)}",
             )
         yield aside
     finally:

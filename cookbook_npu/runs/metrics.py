@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 
+from ..config import find_run
 from ..errors import ConfigError, DataError
 from .folder import RunFolder, append_line, read_steps, replace_nonfinite
 from .spans import SpanLog
@@ -330,7 +331,7 @@ def to_columns(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def load_metrics(path: Path | str) -> dict[str, list[Any]]:
     "Return the metrics of a run folder or a metrics.jsonl as columns"
-    path = Path(path)
+    path = find_run(path)
     file = path / "metrics.jsonl" if path.is_dir() else path
     return to_columns(read_steps(file))
 

@@ -25,14 +25,7 @@ from ..runs.metrics import (
     load_metrics,
     metric_points,
 )
-from ..runs.plots import (
-    PANELS,
-    Panel,
-    matching_metrics,
-    plot_curves,
-    render_page,
-    to_svg,
-)
+from .plots import compared_figures, render_page
 
 # %% ../../nbs/runs/15_outcomes.ipynb #9a25427a
 METRICS = (
@@ -110,6 +103,7 @@ class Outcomes:
     settings: dict[str, tuple[Any, ...]]  # keys that differ -> value of each run
     finals: tuple[dict[str, Final], ...]
     metrics: tuple[MetricColumns, ...]
+    incomparable: dict[str, str]  # metric -> why the runs do not tell its values apart
 
     def as_json(self) -> dict[str, Any]:
         "Return what the text shows as JSON-able values"
@@ -122,7 +116,7 @@ class Outcomes:
 
     def names(self) -> list[str]:
         "Return a short name of each run: A, B, ..."
-        return [chr(ord("A") + i) for i in range(len(self.paths))]
+        return [_run_name(number) for number in range(len(self.paths))]
 
     def __str__(self) -> str:
         lines = [
@@ -146,32 +140,28 @@ class Outcomes:
         for metric in METRICS:
             finals = [final[metric] for final in self.finals]
             if any(final.value is not None for final in finals):
-                judged = _incomparable(metric, self.settings) or _judged(finals)
+                judged = self.incomparable.get(metric) or _judged(finals)
                 found.append([metric, *map(str, finals), judged])
         return found
 
     def figures(self) -> list[str]:
         "Return one figure per metric with the curves of all runs, as SVG"
-        steps = sorted({step for m in self.metrics for step in m.get("step", [])})
-        columns: dict[str, list[Any]] = {"step": steps}
-        for name, metrics in zip(self.names(), self.metrics, strict=True):
-            for metric in metrics:
-                points = dict(metric_points(metrics, metric))
-                columns[f"{name} {metric}"] = [points.get(step) for step in steps]
-        shown = []
-        for panel in PANELS:
-            for metric in matching_metrics(self.metrics[0], panel.metrics):
-                lines = tuple(f"{name} {metric}" for name in self.names())
-                figure = plot_curves(columns, [Panel(metric, lines, panel.log)])
-                shown.append(to_svg(figure, f"{metric} of all runs"))
-        return shown
+        runs = dict(zip(self.names(), self.metrics, strict=True))
+        return compared_figures(runs, "all runs")
 
 # %% ../../nbs/runs/15_outcomes.ipynb #d6acd4a5
+def _run_name(number: int) -> str:
+    "Return A to Z, then AA, AB, ..."
+    first = _run_name(number // 26 - 1) if number >= 26 else ""
+    return first + chr(ord("A") + number % 26)
+
+
 def _judged(finals: Sequence[Final]) -> str:
     "Say which runs differ from the first one by more than the noise, and by how much"
     first, *others = finals
     found, unknown = [], []
-    for name, other in zip("BCDEFGHIJKLMNOPQRSTUVWXYZ", others, strict=False):
+    for number, other in enumerate(others, 1):
+        name = _run_name(number)
         if first.value is None or other.value is None:
             continue
         if first.error is None or other.error is None:
@@ -191,25 +181,33 @@ def _judged(finals: Sequence[Final]) -> str:
     return ", ".join(found) or f"within {NOISE} standard errors"
 
 
-def _incomparable(metric: str, settings: Iterable[str]) -> str:
-    "Return why a metric of runs with these different settings cannot be compared; empty: it can"
-    if metric not in (
-        "eval_accuracy",
-        "eval_reward",
-        "eval_loss",
-        "raw_reward",
-        "sft_loss",
-    ):
-        return ""
-    if "tenants" in settings:
-        return "different tenants: not comparable"
+# metric -> property of the configuration with its sampling; None: nothing is sampled
+_SAMPLING = {
+    "eval_accuracy": "eval_sampling",
+    "eval_reward": "eval_sampling",
+    "eval_loss": None,
+    "raw_reward": "sampling",
+    "sft_loss": None,
+}
+
+
+def _incomparable(configs: Sequence[RunConfig], settings: Iterable[str]) -> dict[str, str]:
+    "Return why a metric of runs with these different settings cannot be compared, by metric"
     keys = [re.sub(r"^tenants\.[^.]+\.", "", key) for key in settings]
     acting = [key for key in keys if key_table()[key].effect == "metrics"]
-    if any(key.startswith("reward.") for key in acting):
-        return "different scorers: not comparable"
-    if any(key.startswith("data.") for key in acting):
-        return "different prompts: not comparable"
-    return ""
+    runs = [[config, *tenant_configs(config).values()] for config in configs]
+    found = {}
+    for metric, sampling in _SAMPLING.items():
+        ways = [[getattr(c, sampling) for c in run] for run in runs] if sampling else []
+        reasons = {
+            "tenants": "tenants" in settings,
+            "scorers": any(key.startswith("reward.") for key in acting),
+            "prompts": any(key.startswith("data.") for key in acting),
+            "sampling": any(way != ways[0] for way in ways),
+        }
+        if differ := [what for what, found_one in reasons.items() if found_one]:
+            found[metric] = f"different {differ[0]}: not comparable"
+    return found
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -252,12 +250,14 @@ def run_outcomes(paths: Sequence[Path | str]) -> Outcomes:
     for run, done in zip(runs, steps, strict=True):
         if not done:
             raise DataError(f"{run.path} has no finished step", "Leave it out.")
+    settings = _settings(configs)
     return Outcomes(
         tuple(str(run.path) for run in runs),
         tuple(steps),
-        _settings(configs),
+        settings,
         tuple(final_numbers(run, m) for run, m in zip(runs, metrics, strict=True)),
         tuple(metrics),
+        _incomparable(configs, settings),
     )
 
 

@@ -6,7 +6,7 @@
 __all__ = ['COLOURS', 'STYLES', 'ON_COLOUR', 'INK', 'PANELS', 'PHASE_COLOURS', 'TIMELINE_COLOURS', 'MEMORY_PICTURES',
            'MEMORY_COLOURS', 'Panel', 'matching_metrics', 'moving_average', 'plot_curves', 'phase_shares',
            'plot_phase_bars', 'plot_timeline', 'MemoryPicture', 'memory_layers', 'plot_memory', 'age_counts',
-           'plot_ages', 'to_svg', 'render_page']
+           'plot_ages', 'to_svg', 'render_page', 'compared_figures']
 
 # %% ../../nbs/runs/02_plots.ipynb #3cf8db55
 import html
@@ -441,3 +441,23 @@ def render_page(template: str, **values: Any) -> str:
     )
     footer = f"Made by cookbook_npu on {time.strftime('%Y-%m-%d %H:%M')}."
     return environment.get_template(template).render(footer=footer, **values)
+
+# %% ../../nbs/runs/02_plots.ipynb #figs0001
+def compared_figures(
+    runs: Mapping[str, MetricColumns],  # by short name
+    whose: str,  # for the title
+) -> list[str]:
+    "Return one figure per metric of the first run with the curves of all runs, as SVG"
+    columns: dict[str, list[Any]] = {}
+    columns["step"] = sorted({step for m in runs.values() for step in m.get("step", [])})
+    for name, metrics in runs.items():
+        for metric in metrics:
+            points = dict(metric_points(metrics, metric))
+            columns[f"{name} {metric}"] = [points.get(step) for step in columns["step"]]
+    shown = []
+    for panel in PANELS:
+        for metric in matching_metrics(next(iter(runs.values())), panel.metrics):
+            lines = tuple(f"{name} {metric}" for name in runs)
+            figure = plot_curves(columns, [Panel(metric, lines, panel.log)])
+            shown.append(to_svg(figure, f"{metric} of {whose}"))
+    return shown

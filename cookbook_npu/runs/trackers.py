@@ -8,14 +8,16 @@ __all__ = ['TRACKERS', 'numbers_of', 'keep_handlers', 'TrackerRun', 'Connection'
 
 # %% ../../nbs/runs/12_trackers.ipynb #8df8f5fb
 import importlib
+import math
 import os
+import re
 import secrets
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,16 +25,22 @@ from typing import Any
 from ..config import RunConfig
 from ..errors import ConfigError
 from .answers import AnswerTable
-from .folder import RunFolder, read_json, write_json
+from ..runs.folder import (
+    RunFolder,
+    numbered_path,
+    read_json,
+    read_steps,
+    write_json,
+)
 from .metrics import Sink, import_errors
 
 # %% ../../nbs/runs/12_trackers.ipynb #453ebd70
 def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
-    "Return the numbers of a record, without its step"
+    "Return the finite numbers of a record, without its step"
     return {
         name: float(value)
         for name, value in record.items()
-        if name != "step" and isinstance(value, int | float)
+        if name != "step" and isinstance(value, int | float) and math.isfinite(value)
     }
 
 # %% ../../nbs/runs/12_trackers.ipynb #3f554171
@@ -64,6 +72,7 @@ class TrackerRun:
     name: str
     config: Mapping[str, Any]  # dotted key -> value
     run_id: str | None = None  # tracker run to resume; None: a new one
+    replaces: str | None = None  # tracker run that has steps which the run repeats
 
 
 @dataclass(frozen=True)
@@ -78,21 +87,53 @@ class Connection:
 
 # %% ../../nbs/runs/12_trackers.ipynb #cfa2ff04
 class TrackerSink(Sink):
-    "Sends the records of a run to an experiment tracker"
+    "Sends the records of a run to an experiment tracker, each step once"
 
-    def __init__(self, name: str, run: TrackerRun):
+    def __init__(
+        self,
+        name: str,
+        run: TrackerRun,
+        last: int = -1,  # step after which the run resumes
+    ):
         self.name = name
+        self.run = run
         self.lost = False  # the tracker failed: nothing more is sent
+        self.refused: set[str] = set()  # metrics that it does not take
+        self.file = run.folder.parents[1] / "metrics.jsonl"
+        self.newest = last  # step that the tracker has
+        repeats = any(row["step"] > last for row in read_steps(self.file))
+        # SwanLab cannot continue a local run
+        again = name == "swanlab" and os.environ.get("SWANLAB_MODE", "local") == "local"
+        if run.run_id is not None and (repeats or again):
+            self._start_again(last + 1)
+        else:
+            self._start(run)
+
+    def _start(self, run: TrackerRun) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
         with keep_handlers():
             try:
-                self.connection = TRACKERS[name](run)
+                self.connection = TRACKERS[self.name](run)
             except self.errors() as error:
                 raise ConfigError(
-                    f"{name} cannot start: {str(error).rstrip('.')}",
+                    f"{self.name} cannot start: {str(error).rstrip('.')}",
                     "Correct the cause, or remove it from output.trackers.",
                 ) from error
         self.run_id = self.connection.run_id
+        ids = run.folder.parents[1] / "trackers.json"
+        write_json(ids, (read_json(ids) if ids.exists() else {}) | {self.name: self.run_id})
+
+    def _start_again(self, step: int) -> None:
+        "Start a new tracker run with the rows before `step`; the files of the old one move to truncated/"
+        # the file store of MLflow holds both runs
+        if self.run.folder.is_dir() and self.name != "mlflow":
+            aside = numbered_path(self.run.folder.parents[1] / "truncated")
+            aside.mkdir()
+            os.rename(self.run.folder, aside / self.name)
+        self._start(replace(self.run, run_id=None, replaces=self.run.run_id))
+        for row in read_steps(self.file):
+            if row["step"] < step:
+                self._send(row)
 
     def errors(self) -> tuple[type[Exception], ...]:
         "Errors that turn the tracker off: unreachable server, full disk, errors of its package"
@@ -101,9 +142,36 @@ class TrackerSink(Sink):
         return (OSError, RuntimeError, ValueError, getattr(module, own, OSError))
 
     def write(self, record: Mapping[str, Any]) -> None:
-        "Send a record"
-        step = record["step"]
-        self._try(f"step {step}", self.connection.send, step, numbers_of(record))
+        "Send a record; a step that the tracker has, of a run that lost its trainer, begins a new tracker run"
+        if record["step"] <= self.newest and not self.lost:
+            self.close(failed=True)
+            self.run = replace(self.run, run_id=self.run_id)
+            self._try("a repeated step", self._start_again, record["step"])
+        self.newest = record["step"]
+        self._send(record)
+
+    def _send(self, record: Mapping[str, Any]) -> None:
+        step, numbers = record["step"], numbers_of(record)
+        kept = {name: value for name, value in numbers.items() if name not in self.refused}
+        self._try(f"step {step}", self._send_each, step, kept)
+
+    def _send_each(self, step: int, numbers: Mapping[str, float]) -> None:
+        "Send numbers; one that the tracker refuses is left out from then on"
+        try:
+            self.connection.send(step, numbers)
+            return
+        except self.errors() as error:
+            invalid = getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE"
+            if len(numbers) < 2 or not (invalid or isinstance(error, ValueError)):
+                raise
+        for name, value in numbers.items():
+            try:
+                self.connection.send(step, {name: value})
+            except self.errors() as error:
+                self.refused.add(name)
+                print(f"{self.name} does not take {name}: left out: {error}", flush=True)
+        if self.refused >= numbers.keys():
+            raise ValueError("every metric")
 
     def write_answers(self, step: int, answers: AnswerTable) -> None:
         "Send the answers of an evaluation"
@@ -137,6 +205,7 @@ def start_wandb(run: TrackerRun) -> Connection:
         project=run.project,
         name=run.name,
         id=run.run_id or secrets.token_hex(8),
+        group=run.name,
         resume="allow" if mode == "online" else None,
         reinit="create_new",
         dir=run.folder,
@@ -150,11 +219,12 @@ def start_wandb(run: TrackerRun) -> Connection:
     def show(step: int, answers: AnswerTable) -> None:
         rows = [[row.prompt, row.label, *row.answers[0]] for row in answers.rows]
         names = ["prompt", "label", f"answer {answers.titles[0]}", "correct"]
-        handle.log({"step": step, "completions": wandb.Table(columns=names, data=rows)})
+        table = wandb.Table(columns=names, data=rows)
+        handle.log({"step": step, "completions": table}, step=step)
 
     return Connection(
         handle.id,
-        send=lambda step, numbers: handle.log({"step": step, **numbers}),
+        send=lambda step, numbers: handle.log({"step": step, **numbers}, step=step),
         show=show,
         end=lambda failed: handle.finish(exit_code=int(failed)),
         where=handle.url if mode == "online" else where,
@@ -190,6 +260,12 @@ def start_swanlab(run: TrackerRun) -> Connection:
     )
 
 # %% ../../nbs/runs/12_trackers.ipynb #ec5e2638
+def _mlflow_name(name: str) -> str:
+    "Return a metric's name with the characters that MLflow takes; in its files a metric is no folder"
+    name = re.sub(r"(eval_\w+)/", r"\1.", name.replace("@", "_at_"))
+    return re.sub(r"[^\w\-. :/]", lambda other: f"_{ord(other[0]):x}_", name)
+
+
 def start_mlflow(run: TrackerRun) -> Connection:
     "Start MLflow, a file store unless MLFLOW_TRACKING_URI names a server"
     mlflow: Any = importlib.import_module("mlflow")
@@ -202,7 +278,14 @@ def start_mlflow(run: TrackerRun) -> Connection:
         where = f"look at it with: MLFLOW_ALLOW_FILE_STORE=true {ui}"
     # an unreachable server delays a step by seconds, not minutes
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    client = mlflow.MlflowClient(tracking_uri=uri)
+    try:
+        client = mlflow.MlflowClient(tracking_uri=uri)
+    except ImportError as error:
+        scheme = uri.partition(":")[0]
+        remedy = "pip install mlflow, or give MLFLOW_TRACKING_URI a server (http://...) or a folder (file:///...)"
+        raise ImportError(
+            f"mlflow-skinny has no store for {scheme} ({error}): {remedy}"
+        ) from None
     run_id = run.run_id
     if run_id is not None:
         client.update_run(run_id, status="RUNNING")
@@ -210,16 +293,17 @@ def start_mlflow(run: TrackerRun) -> Connection:
         experiment = client.get_experiment_by_name(run.project)
         known = experiment and experiment.experiment_id
         experiment_id = known or client.create_experiment(run.project)
-        run_id = client.create_run(experiment_id, run_name=run.name).info.run_id
+        tags = {"replaces": run.replaces} if run.replaces else {}
+        made = client.create_run(experiment_id, run_name=run.name, tags=tags)
+        run_id = made.info.run_id
         values = [mlflow.entities.Param(k, str(v)) for k, v in run.config.items()]
         for start in range(0, len(values), 100):  # the limit of one call
             client.log_batch(run_id, params=values[start : start + 100])
 
     def send(step: int, numbers: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)  # ms
-        names = {name.replace("@", "_at_"): value for name, value in numbers.items()}
         metric = mlflow.entities.Metric
-        metrics = [metric(name, value, now, step) for name, value in names.items()]
+        metrics = [metric(_mlflow_name(n), v, now, step) for n, v in numbers.items()]
         client.log_batch(run_id, metrics=metrics)
 
     def show(step: int, answers: AnswerTable) -> None:
@@ -292,12 +376,14 @@ def check_trackers(config: RunConfig) -> None:
 
 
 def open_trackers(
-    config: RunConfig, folder: RunFolder, resume: bool = False
+    config: RunConfig,
+    folder: RunFolder,
+    last: int = -1,  # step after which the run resumes; -1: it begins
 ) -> list[TrackerSink]:
     "Start the trackers of a run and print where each keeps its data"
     check_trackers(config)
     ids: dict[str, str] = {}
-    if resume and folder.trackers_file.exists():
+    if last >= 0 and folder.trackers_file.exists():
         ids = read_json(folder.trackers_file)
     sinks: list[TrackerSink] = []
     for name in dict.fromkeys(config.output.trackers):
@@ -309,12 +395,10 @@ def open_trackers(
             run_id=ids.get(name),
         )
         try:
-            sink = TrackerSink(name, run)
+            sink = TrackerSink(name, run, last)
         except import_errors() as error:
             print(f"{name} gets nothing: {error}; metrics.jsonl is complete", flush=True)
             continue
         sinks.append(sink)
-        ids[name] = sink.run_id
-        write_json(folder.trackers_file, ids)
         print(f"{name}: {sink.connection.where}", flush=True)
     return sinks

@@ -16,6 +16,7 @@ from ..cluster.worker_group import lost_peer
 from ..errors import RoleError, RoleRaised
 from ..runs.checkpoints import Checkpoint
 from ..scratch import sweep_scratch
+from ..stop import resume_hint
 from ..train.checkpointing import (
     CheckpointManager,
     newest_checkpoint,
@@ -65,8 +66,8 @@ class Failures:
         else:
             self.restarts += 1
             return
-        remedy = "Fix the cause, then resume it." if repeated else "Resume it."
-        why += f": the run ends, and its folder is as it was. {remedy}"
+        remedy = "Fix the cause. " if repeated else ""
+        why += f": the run ends, and its folder is as it was. {remedy}{resume_hint(self.state.folder.path)}"
         self.fatal = type(error)(error.what, f"{error.remedy} {why}".strip())
         raise self.fatal from error
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 # %% ../../nbs/train/15_session.ipynb #f2d3a9db
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import WorkerGroup
-from ..config import RunConfig, override
+from ..config import RunConfig, find_run, override
 from ..data.conversations import (
     conversation_reader,
     held_out_conversations,
@@ -48,6 +48,7 @@ from ..data.turns import TurnFormat
 from ..errors import ConfigError, DeviceError, nearest
 from ..model.first_weights import (
     first_weights,
+    model_name,
     random_start,
     shipped_model,
     teacher_folder,
@@ -60,7 +61,7 @@ from ..runs.answers import answer_table, newest_answers
 from ..runs.checkpoints import Checkpoint
 from ..runs.folder import RunFolder, read_steps
 from ..runs.live import NotebookView, format_duration, in_notebook, live_view
-from ..runs.metrics import Tracker
+from ..runs.metrics import Tracker, is_step
 from ..runs.report import run_result
 from ..runs.trackers import open_trackers
 from ..scratch import sweep_scratch
@@ -69,10 +70,12 @@ from ..stop import (
     StoppedAtOnce,
     StopRequest,
     end_with_parent,
+    refuse_tenant,
     resume_hint,
+    resume_step,
 )
 from ..terminal import counted
-from .checkpointing import open_folder
+from .checkpointing import base_model, open_folder, save_base_model
 from .driver import Driver
 from .state import DriverState
 from .workers import Workers, start_workers
@@ -124,11 +127,17 @@ def process_counts(config: RunConfig) -> str:
     return f"{counted(ranks, 'trainer rank')}, {counted(engines, 'engine')}{of}"
 
 # %% ../../nbs/train/15_session.ipynb #acdedb6e
-def prepare_model(config: RunConfig) -> str:
-    "Return the Hugging Face folder that trainer and engines start from; a line names random weights"
+def prepare_model(config: RunConfig, *folders: RunFolder) -> str:
+    """Return the Hugging Face folder that trainer and engines start from, and record it in run and tenants
+
+    A resumed run takes the recorded one. A line names random weights."""
     if why := random_start(config):
         print(f"first weights: {why}", flush=True)
-    return first_weights(config)
+    recorded = folders[0].base_model_file.exists() and not config.model.path
+    hf_path = base_model(folders[0]) if recorded else first_weights(config)
+    for folder in folders:
+        save_base_model(folder, hf_path, model_name(config))
+    return hf_path
 
 # %% ../../nbs/train/15_session.ipynb #a3231f1f
 def prepare_teachers(config: RunConfig, hf_path: str) -> None:
@@ -269,8 +278,10 @@ class Run:
         return self.state.folder.path
 
     def steps(self) -> Iterator[dict[str, Any]]:
-        "Yield the metrics of each step; after `RunStopped` another call continues"
-        return self.driver.steps()
+        """Yield the metrics of each step; after `RunStopped` another call continues
+
+        The evaluation before the first step is logged and shown, but it is no step."""
+        return filter(is_step, self.driver.steps())
 
     def set_num_engines(self, num_engines: int) -> bool:
         """Remove or add engines of a split run; call it between two steps, in the loop over `steps`
@@ -328,10 +339,14 @@ def open_tracker(
         print(f"resuming {folder.path} from step {max(last, 0)}", flush=True)
     folder.save_settings(config)
     view = live_view(config.num_steps, history=history, answers=answers)
+    if isinstance(view, NotebookView) and inherited_settings(config, os.environ) is None:
+        known = find_run(folder.path.name) == folder.path
+        name = f"runs/{folder.path.name}" if known else folder.path
+        print(f'in any other notebook: from cookbook_npu import watch; watch("{name}")')
     shown = COMPLETIONS if config.output.save_samples else 0
     tracker = Tracker.for_run(
         folder,
-        extra_sinks=[*open_trackers(config, folder, last >= 0), view],
+        extra_sinks=[*open_trackers(config, folder, last), view],
         answers=partial(newest_answers, folder, shown) if shown else None,
     )
     return stack.enter_context(tracker), view
@@ -406,7 +421,7 @@ def _start(
     answers = None if config.is_sft else partial(answer_table, folder)
     tracker, view = open_tracker(config, folder, last, answers, stack)
     cluster = start_devices(config, folder, view, stop, stack)
-    hf_path = prepare_model(config)
+    hf_path = prepare_model(config, folder)
     prepare_teachers(config, hf_path)
     data = open_run_data(config, hf_path, folder, stack)
     workers = _start_workers(cluster, config, hf_path, folder, stack)
@@ -433,7 +448,8 @@ def resumed_config(config: RunConfig, resume: Path | str | None, fresh: bool) ->
                     "Or start from step 0: session(config, fresh=True).",
                 )
         return config
-    path = Path(resume).resolve()
+    path = find_run(resume).resolve()
+    refuse_tenant(path)
     place = {"output.root": str(path.parent), "output.name": path.name}
     return override(config, {"output.resume": True, **place})
 
@@ -448,7 +464,8 @@ def _report_stop(stopped: RunStopped, config: RunConfig, path: Path | None) -> N
     if path is None or inherited_settings(config, os.environ) is not None:
         raise stopped from None
     _stopped[:] = [(config, path)]
-    here = f"{stopped}\nor in this notebook: session(config, resume={str(path)!r})"
+    again = "fresh=True" if resume_step(path) is None else f"resume={str(path)!r}"
+    here = f"{stopped}\nor in this notebook: session(config, {again})"
     raise RunStopped(here, int(stopped.code or 0)) from None
 
 # %% ../../nbs/train/15_session.ipynb #fdaf255e

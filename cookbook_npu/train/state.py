@@ -75,10 +75,8 @@ class DriverState:
     def stop_before(self, step: int, spent: BudgetSpent | None = None) -> NoReturn:
         "Record an event and raise `RunStopped` with the command to resume"
         self.start_step = step
-        folder, key = self.folder.path, ""
-        if self.tenant:  # resumed with its run
-            folder, key = folder.parents[1], f"tenants.{self.tenant}."
-        hint = resume_hint(folder)
+        hint = resume_hint(self.folder.path)
+        key = f"tenants.{self.tenant}." if self.tenant else ""
         place = f"stopped at step {step} of {self.config.num_steps}"
         if spent is None:
             self.folder.event("stopped", step=step)

@@ -20,11 +20,11 @@ from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import Future
 from ..config import RunConfig, override, tenant_configs
 from ..errors import CookbookError, TenantFailed
-from ..runs.answers import TenantAnswers, answer_table
+from ..runs.answers import answer_table
 from ..runs.checkpoints import Checkpoint
 from ..runs.folder import RunFolder, read_steps
 from ..runs.live import NotebookView
-from ..runs.metrics import TIME_PREFIX, Tracker, is_timing
+from ..runs.metrics import TIME_PREFIX, Tracker, is_step, is_timing
 from ..runs.report import write_report
 from ..stop import RunStopped, StopRequest, resume_hint
 from .checkpointing import open_folder
@@ -199,7 +199,7 @@ class TenantRun(Run):
 
         Raises `TenantFailed` at the end if tenants failed."""
         with self.stop.waiting():
-            yield from self._steps()
+            yield from filter(is_step, self._steps())
         failed = {name: one.error for name, one in self.records.items() if one.error}
         if failed:
             write_report(self.run_folder)
@@ -320,20 +320,17 @@ def start_tenant_run(
     "Start trainer, engines and drivers of a run of several tenants"
     records = open_tenants(config, folder, stack)
     last = min(one.last for one in records.values())
+    # a killed run may have checkpoints of a step whose row it had not logged
+    logged = [row["step"] for row in read_steps(folder.metrics_file)]
+    last = max((step for step in logged if step <= last), default=-1)
+    answers = partial(answer_table, folder)
+    tracker, view = open_tracker(config, folder, last, answers, stack)
+    tracker.restart(last)
     moved = folder.truncate_after(last)
     if moved is not None:
         folder.event("truncated", step=max(last, 0), moved_to=str(moved))
-    # a killed run may have checkpoints of a step whose row it had not logged
-    logged = [row["step"] for row in read_steps(folder.metrics_file)]
-    last = min(last, max(logged, default=-1))
-
-    def answers() -> TenantAnswers:
-        return TenantAnswers({n: answer_table(one.folder) for n, one in records.items()})
-
-    tracker, view = open_tracker(config, folder, last, answers, stack)
-    tracker.restart(last)
     cluster = start_devices(config, folder, view, stop, stack)
-    hf_path = prepare_model(config)
+    hf_path = prepare_model(config, folder, *(one.folder for one in records.values()))
     for name, one in records.items():
         print(f"tenant {name}:", flush=True)
         one.data = open_run_data(one.config, hf_path, one.folder, one.stack)

@@ -441,7 +441,7 @@ class Tenants:
         with ExitStack() as stack:
             folder = stack.enter_context(RunFolder.create(config))
             cluster = stack.enter_context(start_cluster(config, folder))
-            hf_path = prepare_model(config)
+            hf_path = prepare_model(config, folder)
             tenants = cls.on(cluster, config, hf_path, folder, stack)
             tenants.stack = stack.pop_all()
             return tenants

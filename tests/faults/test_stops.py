@@ -163,7 +163,7 @@ def test_sigterm_ends_the_command_and_its_kernel_between_two_steps(
 
     done = rows(folder)[-1]["step"]
     assert 0 < done < STEPS, "the stop came too late"
-    hint = f"folder {folder}; resume with: cookbook-npu run --resume {folder}\n"
+    hint = f"folder {folder} (checkpoint of step {done}); resume with: cookbook-npu run --resume {folder}\n"
     assert text.count(f"stopped at step {done} of {STEPS}; {hint}") == 1, text[-3000:]
     assert [event["step"] for event in events(folder, "stopped")] == [done]
     assert [p.name for p in (folder / "checkpoints").iterdir()] == [f"step_{done:06d}"]
@@ -212,7 +212,8 @@ def test_a_program_with_a_session_is_stopped(tmp_path, signals, code):
     assert driver.end() == code, driver.text()
     traces.check_gone()
     assert "Traceback" not in driver.text()
-    assert f"resume with: cookbook-npu run --resume {folder}\n" in driver.text()
+    more = "" if code == 75 else " --restart"  # no checkpoint yet
+    assert f"resume with: cookbook-npu run --resume {folder}{more}\n" in driver.text()
     done = rows(folder)[-1]["step"]
     made = [path.name for path in (folder / "checkpoints").glob("step_*")]
     assert made == ([f"step_{done:06d}"] if code == 75 else [])

@@ -1,4 +1,4 @@
-"""A run with one real tracker: `python tracker_jobs.py NAME ROOT fails`; `... finishes` goes on with it."""
+"""A run with one real tracker: `python tracker_jobs.py NAME ROOT SESSION`, one session after the other."""
 
 import json
 import signal
@@ -12,16 +12,21 @@ from cookbook_npu.runs.folder import RunFolder
 from cookbook_npu.runs.metrics import Tracker
 from cookbook_npu.runs.trackers import open_trackers
 
-# names as a run has them, and what is left out
+# names as a run has them, one from the data, and what is left out
 METRICS = {
-    "raw_reward": 0.5,
     "eval_accuracy": 0.25,
     "eval_pass@4": 0.25,
+    "eval_accuracy/level_AIME'24 (hard)": 0.125,
     "time/rollout": 1.5,
     "loss": float("nan"),
     "env/failed_groups": None,
 }
-
+# what each session keeps and takes: the last step of its checkpoint, and the steps after it
+SESSIONS = {
+    "first": [(-1, range(3))],
+    "continues": [(2, range(3, 5))],
+    "repeats": [(3, range(4, 7)), (4, range(5, 8))],  # the second time after a loss
+}
 ROW = AnswerRow("34+28=", "62", (("seventy-one", False),))
 ANSWERS = AnswerTable(("after 10 steps",), (ROW,))
 
@@ -32,7 +37,7 @@ def handlers():
     return [signal.getsignal(number) for number in numbers], sys.excepthook
 
 
-def main(name, root, ends):
+def main(name, root, session):
     values = {
         "output.trackers": [name],
         "output.root": root,
@@ -40,22 +45,25 @@ def main(name, root, ends):
         "output.project": "project",
     }
     config = override(qwen3_4b_colocate("laptop"), values)
-    again = ends == "finishes"
-    if again:
-        folder = RunFolder.open(Path(root, "run"), write=True)
-    else:
+    if session == "first":
         folder = RunFolder.create(config)
+    else:
+        folder = RunFolder.open(Path(root, "run"), write=True)
     before = handlers()
     with folder:
-        sinks = open_trackers(config, folder, resume=again)
+        sinks = open_trackers(config, folder, SESSIONS[session][0][0])
         assert handlers() == before, "a handler was left behind"
-        tracker = Tracker(sinks, answers=lambda: ANSWERS)
-        first = 2 if again else 0
-        for step in range(first, first + 3):
-            tracker.log(step, {**METRICS, "raw_reward": 0.5 + step})
-        tracker.close(failed=not again)
+        tracker = Tracker(sinks, None, folder.metrics_file, lambda: ANSWERS)
+        for last, steps in SESSIONS[session]:
+            folder.truncate_after(last)
+            tracker.restart(last)
+            for step in steps:
+                reward = last + step / 8  # another one when the step is repeated
+                tracker.log(step, {**METRICS, "raw_reward": reward})
+        tracker.close(failed=session != "repeats")
     assert handlers() == before, "a handler was left behind"
-    print(json.dumps({"id": sinks[0].run_id, "lost": sinks[0].lost}))
+    for sink in sinks:
+        print(json.dumps({"id": sink.run_id, "lost": sink.lost}))
 
 
 if __name__ == "__main__":

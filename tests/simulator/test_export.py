@@ -16,6 +16,7 @@ from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.runs.folder import RunFolder
+from cookbook_npu.train.checkpointing import save_base_model
 
 pytestmark = pytest.mark.lane("devices")
 FAMILIES = ("qwen3", "qwen3_5", "qwen3_vl")
@@ -41,6 +42,7 @@ def trained(tmp_path_factory) -> dict[str, tuple[Path, torch.Tensor]]:
         }
         config = qwen3_4b_colocate(model=str(root / f"first_{family}"), overrides=overrides)
         with RunFolder.create(config) as run:
+            save_base_model(run, str(config.model.path), family)
             runs.append((config.model.path, str(run.path)))
     logits = run_ranks(
         f"{export_jobs.__file__}:every_family",

@@ -32,6 +32,7 @@ SIGNATURES = {
     "check_learning": "folder",
     "check_parameters": "cells=None",
     "show_result": "folder",
+    "watch": "run, every_s=1.0",
     "write_report": "folder, references=None, title='', panels=...",
     "register_reward": "function",
     "TransformersEngine": "hf_path, dtype='bfloat16', device=None, batch_size=128, stop_token_ids=(), "

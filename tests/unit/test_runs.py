@@ -8,8 +8,10 @@ import time
 
 import pytest
 
-from cookbook_npu.config import RunConfig
+from cookbook_npu.cli import main
+from cookbook_npu.config import RunConfig, override, tenant_configs
 from cookbook_npu.errors import RunLocked, StorageError
+from cookbook_npu.recipes import qwen3_4b_multi_lora_grpo
 from cookbook_npu.runs.folder import RunFolder, append_line, read_lines
 from cookbook_npu.runs.metrics import load_metrics
 from cookbook_npu.runs.report import write_report
@@ -130,3 +132,74 @@ def test_a_read_only_place_is_named(small_disk):
         StorageError, match="runs could not be written: Read-only file system"
     ):
         make(small_disk)
+
+
+@pytest.fixture
+def tenants(tmp_path, monkeypatch):
+    "A run of two tenants, killed after a step, in a project; the working folder is its recipes/"
+    project = tmp_path.resolve() / "project"
+    (project / "recipes").mkdir(parents=True)
+    (project / "recipes" / "mine.ipynb").touch()
+    monkeypatch.chdir(project / "recipes")
+    monkeypatch.delenv("COOKBOOK_RUNS", raising=False)
+    place = {"output.root": str(project / "runs"), "output.name": "one"}
+    config = qwen3_4b_multi_lora_grpo(num_steps=2, overrides=place)
+    with RunFolder.create(config) as run:
+        run.tenants.mkdir()
+        for name, own in tenant_configs(config).items():
+            inside = {"output.root": str(run.tenants), "output.name": name}
+            with RunFolder.create(override(own, inside)) as tenant:
+                append_line(tenant.metrics_file, {"step": 1, "raw_reward": 0.5})
+                answer = {"text": "seven", "correct": False, "label": "7"}
+                answer["metadata"] = {"prompt_id": "p", "prompt": f"of {name}"}
+                tenant.save_samples(0, [answer], "eval")
+        append_line(run.metrics_file, {"step": 1, "raw_reward": 0.5})
+    return run.path
+
+
+ONE = "runs/one/tenants/addition"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("samples one", 0, "addition\nof addition   correct: 7"),
+        ("samples runs/one", 0, "counting\nof counting   correct: 7"),
+        (f"samples {ONE}", 0, "of addition   correct: 7"),
+        (
+            "samples one --worst",
+            2,
+            "each of them has its own samples. Give the folder of one: ",
+        ),
+        ("eval one", 2, "each of them has its own checkpoints. Give the folder of one: "),
+        (
+            f"eval {ONE}",
+            2,
+            "one (no checkpoint yet); resume with: cookbook-npu run --resume ",
+        ),
+        ("report one/tenants/addition", 0, "tenants/addition/report.html"),
+        (
+            f"compare {ONE} {ONE}",
+            2,
+            "has 1 of 2 steps: only complete runs are compared. folder",
+        ),
+        (f"run --resume {ONE}", 2, "addition is a tenant of a run. Give the run: "),
+        (f"rerun {ONE}", 2, "addition is a tenant of a run. Give the run: "),
+        ("run --resume runs/one", 2, "addition has 1 steps and no good checkpoint: "),
+    ],
+)
+def test_a_command_finds_a_run_and_its_tenants(
+    words, code, said, tenants, monkeypatch, capsys
+):
+    "By name, runs/NAME or the folder of a tenant; a resume that cannot work starts no kernel"
+    monkeypatch.setattr(sys, "argv", ["cookbook-npu", *words.split()])
+    monkeypatch.setattr(
+        "cookbook_npu.cli.execute", lambda *_: pytest.fail("a kernel starts")
+    )
+    ended = 0
+    try:
+        main()
+    except SystemExit as end:
+        ended = end.code or 0
+    out = "".join(capsys.readouterr())
+    assert (ended, said in out) == (code, True), out
