@@ -14,7 +14,7 @@ from preloaded_jobs import TRAINER_RANK
 from ranks import run_ranks
 
 from cookbook_npu.cli import planned_config
-from cookbook_npu.errors import DeviceError
+from cookbook_npu.errors import ConfigError, DeviceError
 from cookbook_npu.plan.dimensions import (
     PUBLISHED,
     dimensions_of_tiny,
@@ -172,9 +172,13 @@ def test_every_910b_preset_is_true_to_its_source(recipe):
 
 def test_a_cache_without_room_for_an_evaluation_is_refused():
     "vLLM starts only when the longest sequence of training or evaluation fits"
-    tokens = {"rollout.eval_max_response_tokens": 300_000}
+    given = {"overrides": {"rollout.eval_max_response_tokens": 260_000}}
     with pytest.raises(DeviceError, match="eval_max_response_tokens"):
-        make_plan(planned_config("qwen3_4b_colocate", "910b", {"overrides": tokens}))
+        make_plan(
+            planned_config("qwen3_4b_colocate", "910b", given | {"model": "Qwen3-VL-8B"})
+        )
+    with pytest.raises(ConfigError, match="has 40960 positions"):
+        make_plan(planned_config("qwen3_4b_colocate", "910b", given))
 
 
 VLLM = """
