@@ -215,7 +215,7 @@ def check_same(was: RunConfig, now: RunConfig) -> None:
     if differ:
         raise ConfigError(
             f"the run to resume differs in {'; '.join(differ)}",
-            "Resume with its configuration, or start a new run.",
+            "Resume with its configuration, or start a new run (in a notebook: without resume=).",
         )
 
 # %% ../../nbs/train/06_checkpointing.ipynb #base0002

@@ -11,17 +11,23 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 from cookbook_npu.config import RunConfig
 from cookbook_npu.recipes import RECIPES, Expected
-from cookbook_npu.runs.folder import RunFolder
-from cookbook_npu.runs.metrics import load_metrics, metric_points
+from cookbook_npu.runs.folder import RunFolder, start_time
+from cookbook_npu.runs.metrics import count_steps, load_metrics, metric_points
 from cookbook_npu.runs.smoke import smoke_config
+from cookbook_npu.terminal import counted
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "recorded"  # in the metadata of a notebook
+RESULTS = {
+    "image/png",
+    "text/html",
+}  # types of outputs that show curves, answers or the result
 MOST_BYTES = 400_000
 # outputs that belong to one machine or one moment
 UNWANTED = {
@@ -86,6 +92,28 @@ def where(run: RunFolder) -> str:
     )
 
 
+def label(run: RunFolder) -> str:
+    "What the outputs of a recorded run say: a reader may have changed the parameters above them"
+    day = time.strftime("%Y-%m-%d", time.gmtime(start_time(run.path)))
+    steps = counted(count_steps(load_metrics(run.path)), "step")
+    return f"recorded by the project, {day}, {steps}"
+
+
+def shows_run(outputs: list[dict[str, Any]]) -> bool:
+    "Whether a cell shows curves, answers or a result"
+    return any(RESULTS & output.get("data", {}).keys() for output in outputs)
+
+
+def labelled(outputs: list[dict[str, Any]], words: str) -> list[dict[str, Any]]:
+    "The outputs of a cell, below a line with the label if they show something of a run"
+    line = {
+        "text/html": f"<em>{words}; running the cell replaces it</em>",
+        "text/plain": words,
+    }
+    head = {"data": line, "metadata": {}, "output_type": "display_data"}
+    return [head, *outputs] if shows_run(outputs) else outputs
+
+
 LINKED = re.compile(r'<a href="runs/[^"]*"[^>]*>([^<]*)</a>')  # the run is not committed
 
 
@@ -124,7 +152,7 @@ def record(name: str) -> None:
             for metric, points in expected.items()
         }
         config = settings(run.config())
-        ran = where(run)
+        ran, words = where(run), label(run)
         by_source = {
             "".join(cell["source"]): [
                 kept for o in cell["outputs"] if (kept := clean(o, root)) is not None
@@ -135,12 +163,13 @@ def record(name: str) -> None:
     notebook = json.loads(path.read_text(encoding="utf-8"))
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
-            cell["outputs"] = by_source["".join(cell["source"])]
+            cell["outputs"] = labelled(by_source["".join(cell["source"])], words)
     notebook["metadata"][KEY] = {
         "sources": digest(code_sources(notebook)),
         "settings": config,
         "metrics": measured,
         "where": ran,
+        "label": words,
     }
     text = json.dumps(notebook, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
     path.write_text(text, encoding="utf-8")
@@ -200,6 +229,11 @@ def faults(path: Path) -> list[str]:
     ]:
         found.append(f"{len(silent)} cells show nothing")
     outputs = json.dumps([cell["outputs"] for cell in cells], ensure_ascii=False)
+    # a notebook that was recorded before has none
+    words = recorded.get("label", "")
+    shown = [c["outputs"] for c in cells if shows_run(c["outputs"])]
+    if words and (bare := sum(o != labelled(o[1:], words) for o in shown)):
+        found.append(f"{bare} cells do not say {words!r}")
     found += [
         f"its outputs have {what}"
         for what, sign in UNWANTED.items()

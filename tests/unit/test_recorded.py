@@ -1,9 +1,13 @@
 """The committed outputs of the recipes are those of a run of these very notebooks"""
 
 import json
+import re
 
 import pytest
-from recorded import ROOT, faults, settings_table
+from recorded import ROOT, faults, label, labelled, settings_table, shows_run
+
+from cookbook_npu.recipes import qwen3_4b_colocate
+from cookbook_npu.runs.folder import RunFolder, append_line
 
 pytestmark = pytest.mark.lane("docs")
 
@@ -74,7 +78,11 @@ def test_what_does_not_belong_is_found(tmp_path):
             {"output_type": "stream", "text": "/home/someone/x at 10:20:30"}
         )
 
+    def unlabelled(notebook):
+        notebook["metadata"]["recorded"]["label"] = "recorded by the project, 1 step"
+
     for change, words in (
+        (unlabelled, "cells do not say"),
         (other_code, "its code has changed"),
         (other_setting, "optim.learning_rate changed"),
         (removed_setting, "optim.gone changed"),
@@ -84,3 +92,22 @@ def test_what_does_not_belong_is_found(tmp_path):
         (lambda notebook: notebook["metadata"].pop("recorded"), "no recorded run"),
     ):
         assert words in "; ".join(faults(changed(path, tmp_path, change)))
+
+
+def test_the_outputs_say_whose_run_they_show(tmp_path):
+    "A reader's own parameters stand above the recorded run until the cells run again"
+    place = {"output.root": str(tmp_path), "output.name": "one"}
+    with RunFolder.create(qwen3_4b_colocate(overrides=place)) as run:
+        append_line(run.metrics_file, {"step": 1, "raw_reward": 0.5})
+        words = label(run)
+    assert re.fullmatch(r"recorded by the project, \d{4}-\d\d-\d\d, 1 step", words)
+
+    def relabelled(notebook):
+        notebook["metadata"]["recorded"]["label"] = words
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "code":
+                kept = [o for o in cell["outputs"] if words not in str(o)]
+                cell["outputs"] = labelled(kept, words)
+                assert shows_run(kept) == (words in str(cell["outputs"]))
+
+    assert faults(changed(RECIPES[0], tmp_path, relabelled)) == []
