@@ -950,7 +950,10 @@ class FaultConfig(Config):
         effect="later",
     )
     hang_timeout_s: float = setting(
-        600.0, "a call without progress on any rank for this time counts as hung, s", gt=0
+        600.0,
+        "a call without progress on any rank for this time counts as hung, a weight broadcast "
+        "after a fifth of it, s",
+        gt=0,
     )
 
 # %% ../nbs/01_config.ipynb #da41c394
