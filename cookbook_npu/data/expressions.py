@@ -53,9 +53,7 @@ def _value(node: ast.expr) -> Fraction:
     return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))  # type: ignore[index]
 
 
-def evaluate_expression(
-    expression: str,  # digits, + - * / and parentheses; no unary minus
-) -> Fraction | None:  # exact; None for other text and divisions by zero
+def evaluate_expression(expression: str) -> Fraction | None:
     "The value of an arithmetic expression"
     if not _EXPRESSION.fullmatch(expression):
         return None
