@@ -431,7 +431,6 @@ class JudgeConfig(Config):
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-
 # %% ../nbs/01_config.ipynb #76c81615
 class RewardConfig(Config):
     "The reward: a weighted sum of scorers"
@@ -1364,17 +1363,6 @@ def why_merged(config: "RunConfig") -> str:
     if config.lora.rank > VLLM_MAX_RANK:
         return f"vLLM takes adapters up to rank {VLLM_MAX_RANK}"
     return ""
-
-
-
-
-
-
-
-
-
-
-
 
 
 # %% ../nbs/01_config.ipynb #4cca090a

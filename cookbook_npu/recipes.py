@@ -394,7 +394,6 @@ def _require(scale: str, **parameters: Any) -> None:
             )
 
 
-
 # %% ../nbs/02_recipes.ipynb #355251e2
 _BATCH: Settings = {"rollout.prompts_per_step": 32, "rollout.samples_per_prompt": 8}
 _TINY_ARITHMETIC: Settings = {

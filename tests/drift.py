@@ -55,7 +55,7 @@ TEXT = {token.STRING, getattr(token, "FSTRING_MIDDLE", token.STRING)}
 
 def patched_class(node: ast.stmt) -> str | None:
     "The class that a function with fastcore's `@patch` is a method of"
-    if not isinstance(node, ast.FunctionDef):
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
     for decorator in node.decorator_list:
         call = decorator.func if isinstance(decorator, ast.Call) else decorator
@@ -124,6 +124,7 @@ def put_methods_into_classes(file: Path) -> None:
     kept = re.sub(r"^from fastcore\.basics import patch\n", "", kept, flags=re.M)
     # a cell that is empty now keeps no marker
     kept = re.sub(r"(?:^# %% [^\n]*\n\s*)+(?=^# %% |\Z)", "", kept, flags=re.M)
+    kept = re.sub(r"\n{4,}", "\n\n\n", kept)
     file.write_text(kept.rstrip("\n") + "\n", encoding="utf-8")
 
 

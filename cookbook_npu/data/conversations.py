@@ -16,18 +16,25 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..config import DataConfig, RunConfig
-from .datasets import read_images, read_records, source_name
+from .datasets import read_images, read_records, source_label, source_name
 from ..data.images import (
     ImageProcessor,
     decode_first,
     make_room,
     with_image_parts,
 )
-from .messages import ChatFormat, ChatMessages, checked_messages
+from ..data.messages import (
+    ChatFormat,
+    ChatMessages,
+    checked_messages,
+    checked_tools,
+    thoughts_of,
+)
 from ..data.prompts import (
     EpochOrder,
     MixedOrder,
     PromptDataset,
+    PromptFilter,
     drawings,
     first_held_out,
     folder_of,
@@ -50,6 +57,8 @@ class Conversation(Prompt):
     "A conversation to learn from; `ids` and `text` are all of it"
 
     loss_mask: list[int] = field(default_factory=list)  # 1 for each token that is learned
+    dropped_thoughts: int = 0  # of earlier turns, which the template leaves out
+    empty_thoughts: int = 0  # learned <think> blocks without a text
 
     @property
     def first_learned(self) -> int:
@@ -57,6 +66,7 @@ class Conversation(Prompt):
         return self.loss_mask.index(1)
 
 # %% ../../nbs/data/22_conversations.ipynb #f0de57d2
+_NO_THOUGHTS = re.compile(r"<think>\s*</think>")
 _PROBE = ({"role": "user", "content": "question"},)  # messages before an assistant's turn
 
 
@@ -85,14 +95,13 @@ class TurnMarks:
 
 # %% ../../nbs/data/22_conversations.ipynb #68a6d447
 def assistant_spans(
-    text: str,  # a whole conversation, written by the template
-    messages: ChatMessages,
-    marks: TurnMarks,
-    place: str = "the messages",
-) -> list[tuple[int, int]]:  # characters of each assistant message, up to the next turn
-    "Return where the assistant's turns are; raises `DataError` where marks and messages differ"
+    text: str, messages: ChatMessages, marks: TurnMarks, place: str = "the messages"
+) -> list[tuple[int, int]]:
+    """Return where the assistant's messages are in the text of a whole conversation
+
+    Each with the end of its turn. Raises `DataError` where marks and messages differ."""
     for n, message in enumerate(messages, 1):
-        if marks.start in str(message["content"]):
+        if marks.start in str(message):
             raise DataError(
                 f"{place}: message {n} has {marks.start}, with which the template begins a turn",
                 "Remove it: a reader could not tell where the turn ends.",
@@ -104,11 +113,6 @@ def assistant_spans(
         if text.startswith(marks.assistant, start)
     ]
     written = sum(message["role"] == "assistant" for message in messages)
-    if not written:
-        raise DataError(
-            f"{place}: no message is the assistant's",
-            "Remove it: there is nothing to learn.",
-        )
     if len(spans) != written:
         raise DataError(
             f"{place}: the chat template writes {len(spans)} turns of the assistant for "
@@ -144,16 +148,36 @@ class ConversationFormat:
         "The marks of the chat template"
         return TurnMarks.of(self.chat)
 
-    def _plain(self, messages: ChatMessages) -> tuple[str, list[tuple[int, int]]]:
+    def _plain(
+        self, messages: ChatMessages, place: str, tools: ChatMessages
+    ) -> tuple[str, list[tuple[int, int]]]:
         "Return the contents, the assistant's with the end token, and where the assistant's are"
         text, spans = "", []
         for message in messages:
             start = len(text)
-            text += self.chat.text([message])
+            text += self.chat.text([message], place, tools)
             if message["role"] == "assistant":
                 text += str(self.tokenizer.eos_token)
                 spans.append((start, len(text)))
         return text, spans
+
+    def _learned(
+        self, spans: Sequence[tuple[int, int]], messages: ChatMessages, place: str
+    ) -> list[tuple[int, int]]:
+        "Return the spans that the loss mask and the messages' own weights select"
+        asked = [m["role"] for m in messages if m.get("train") and m["role"] != "assistant"]
+        if asked:
+            raise DataError(
+                f"{place}: a message of the role {asked[0]!r} has a weight",
+                "Only messages of the assistant are learned: remove it, or set it to 0.",
+            )
+        answers = [message for message in messages if message["role"] == "assistant"]
+        pairs = list(zip(spans, answers, strict=True))
+        pairs = pairs[-1:] if self.loss_mask == "last" else pairs
+        found = [span for span, message in pairs if message.get("train", True)]
+        if not found:
+            raise DataError(f"{place}: no message is learned", "Remove the conversation.")
+        return found
 
     def conversation(
         self,
@@ -169,9 +193,13 @@ class ConversationFormat:
             text = self.chat.text(shown, place, tools, complete=True)
             spans = assistant_spans(text, messages, self.marks, place)
         else:
-            text, spans = self._plain(shown)
-        if self.loss_mask == "last":
-            spans = spans[-1:]
+            text, spans = self._plain(shown, place, tools)
+        spans = self._learned(spans, messages, place)
+        if thoughts_of(messages[-1]) not in text:
+            raise DataError(
+                f"{place}: the chat template leaves out the thoughts of the last message",
+                "Remove them, or change the model's chat template.",
+            )
         found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         learned = [
             int(any(start < last and end > first for first, last in spans))
@@ -194,6 +222,8 @@ class ConversationFormat:
             content=list(messages),
             place=place,
             loss_mask=learned,
+            dropped_thoughts=sum(thoughts_of(m) not in text for m in messages),
+            empty_thoughts=sum(len(_NO_THOUGHTS.findall(text, *span)) for span in spans),
         )
 
 # %% ../../nbs/data/22_conversations.ipynb #8df01ef3
@@ -206,9 +236,7 @@ class ChatRecord(NamedTuple):
 
 
 def conversation_messages(
-    record: dict[str, Any],
-    place: str,
-    config: DataConfig,
+    record: dict[str, Any], place: str, config: DataConfig
 ) -> ChatRecord:
     "Return the messages, tools and images of a record; raises `DataError` with its place"
     key = config.input_key or "messages"
@@ -231,13 +259,7 @@ def conversation_messages(
             f"{place}: no message is the assistant's",
             "Remove it: there is nothing to learn.",
         )
-    tools = record.get("tools") or []
-    if not isinstance(tools, list) or not all(isinstance(one, dict) for one in tools):
-        raise DataError(
-            f"{place}: tools is {str(tools)[:60]!r}",
-            "Give a list of schemas, or leave it out.",
-        )
-    return ChatRecord(messages, tools, images)
+    return ChatRecord(messages, checked_tools(record.get("tools"), place), images)
 
 # %% ../../nbs/data/22_conversations.ipynb #1958630a
 def _from_task(
@@ -245,22 +267,17 @@ def _from_task(
 ) -> Iterator[tuple[str, str, ChatRecord]]:
     task = generated_task(name, config.task)
     for problem in task.held_out if held_out else task.train:
-        messages = [
-            {"role": "user", "content": problem.prompt},
-            {"role": "assistant", "content": problem.answer},
-        ]
+        question = {"role": "user", "content": problem.prompt}
+        messages = [question, {"role": "assistant", "content": problem.answer}]
         prompt_id = f"{name}:{problem.name}"
-        yield (
-            prompt_id,
-            problem.name,
-            ChatRecord(messages, [], drawings(problem, prompt_id)),
-        )
+        record = ChatRecord(messages, [], drawings(problem, prompt_id))
+        yield prompt_id, problem.name, record
 
 
 def _from_file(source: str, config: DataConfig) -> Iterator[tuple[str, str, ChatRecord]]:
+    name = source_name(source, config.mixture)
     for n, (place, record) in enumerate(read_records(source), 1):
-        read = conversation_messages(record, place, config)
-        yield f"{source_name(source)}:{n}", place, read
+        yield f"{name}:{n}", place, conversation_messages(record, place, config)
 
 # %% ../../nbs/data/22_conversations.ipynb #e55c2242
 @dataclass(frozen=True)
@@ -277,50 +294,30 @@ class ConversationReader:
         return self.read(self.config.eval_data)[0] if self.config.eval_data else []
 
     def read(
-        self,
-        source: str,  # generated task, file, folder or hub
-        held_out: bool = False,  # of a generated task
-        without: frozenset[str] = frozenset(),  # their `question`s are left out
+        self, source: str, held_out: bool = False, without: frozenset[str] = frozenset()
     ) -> tuple[list[Conversation], str]:  # and one line on what was read and left out
-        "Return the conversations of a source"
-        generated = source in GENERATED
+        "Return the conversations of a task or other source, without those of the `question`s"
         config = self.config
-        records = (
-            _from_task(source, config, held_out)
-            if generated
-            else _from_file(source, config)
-        )
-        counts: dict[str, int] = dict.fromkeys(
-            ("kept", "too_long", "repeated", "in_eval"), 0
-        )
-        kept: dict[str, Conversation] = {}
+        if source in GENERATED:
+            records, line = _from_task(source, config, held_out), source
+        else:
+            records, line = _from_file(source, config), source_label(source)
+        chosen = PromptFilter(config, self.limit, without)
+        found = []
         form = self.format
         folder = folder_of(source)
         for name, place, record in records:
             images = read_pictures(record.images, form.processor, place, name, folder)
             one = form.conversation(record.messages, name, place, record.tools, images)
-            reason = "kept"
-            if len(one.ids) > self.limit:
-                reason = "too_long"
-            elif one.question in without:
-                reason = "in_eval"
-            elif one.question in kept:
-                reason = "repeated"
-            counts[reason] += 1
-            if reason == "kept":
-                kept[one.question] = one
-        decode_first(image for one in kept.values() for image in one.images)
-        return list(kept.values()), f"{source}: {self._summary(counts)}"
-
-    def _summary(self, counts: Mapping[str, int]) -> str:
-        texts = {
-            "too_long": f"{{}} longer than {self.limit} tokens",
-            "repeated": "{} repeated",
-            "in_eval": "{} also in the evaluation",
-        }
-        left_out = [texts[key].format(n) for key, n in counts.items() if key in texts and n]
-        read = f"{sum(counts.values())} conversations, {counts['kept']} kept"
-        return ", ".join([read, *left_out])
+            if chosen.keeps(one):
+                found.append(one)
+        decode_first(image for one in found for image in one.images)
+        line += f": {chosen.describe('conversations')}"
+        if dropped := sum(one.dropped_thoughts > 0 for one in found):
+            line += f", {dropped} with earlier thoughts that the chat template leaves out"
+        if empty := sum(one.empty_thoughts > 0 for one in found):
+            line += f", {empty} with an empty <think> block that is learned"
+        return found, line
 
 # %% ../../nbs/data/22_conversations.ipynb #d6272902
 def conversation_reader(
@@ -361,6 +358,5 @@ def load_conversations(reader: ConversationReader, seed: int = 0) -> PromptDatas
     for source in config.mixture or [config.prompt_data]:
         found, line = reader.read(source, without=without)
         orders.append(EpochOrder(found, seed=seed, source=line))
-    if not config.mixture:
-        return PromptDataset(orders[0])
-    return PromptDataset(MixedOrder(orders, list(config.mixture.values())))
+    weights = list(config.mixture.values())
+    return PromptDataset(MixedOrder(orders, weights) if weights else orders[0])

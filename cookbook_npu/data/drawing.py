@@ -29,11 +29,7 @@ class Canvas:
         self.image = Image.new("L", (self.size, self.size), 255)
         self.pen = ImageDraw.Draw(self.image)
 
-    def line(
-        self,
-        points: Sequence[tuple[float, float]],
-        width: float = 1.5,  # pixels of the final image
-    ) -> None:
+    def line(self, points: Sequence[tuple[float, float]], width: float = 1.5) -> None:
         "Draw straight lines from point to point"
         scaled = [(x * self.size, y * self.size) for x, y in points]
         self.pen.line(scaled, fill=0, width=round(width * _FINE), joint="curve")
@@ -48,13 +44,9 @@ class Canvas:
         self.pen.ellipse(box, outline=0, width=width, fill=0 if filled else None)
 
     def arc(
-        self,
-        center: tuple[float, float],
-        radius: float,
-        start: float,  # degrees counterclockwise from the right
-        end: float,
+        self, center: tuple[float, float], radius: float, start: float, end: float
     ) -> None:
-        "Draw a part of a circle"
+        "Draw a part of a circle, in degrees counterclockwise from the right"
         x, y, r = (value * self.size for value in (*center, radius))
         box = (x - r, y - r, x + r, y + r)
         self.pen.arc(box, -end, -start, fill=0, width=round(1.5 * _FINE))
@@ -96,10 +88,7 @@ def draw_angle(degrees: int, seed: int) -> "Image.Image":
     return canvas.done()
 
 # %% ../../nbs/data/18_drawing.ipynb #4dfd91ad
-def draw_circle(
-    diameter: int,  # units of the scale, 2 to 16
-    seed: int,
-) -> "Image.Image":
+def draw_circle(diameter: int, seed: int) -> "Image.Image":
     "A circle above a scale of 20 units; its left edge is above a tick"
     rng = random.Random(seed)
     unit = 0.9 / 20
@@ -132,10 +121,7 @@ def draw_rectangle(width: int, height: int, seed: int) -> "Image.Image":
     return canvas.done()
 
 # %% ../../nbs/data/18_drawing.ipynb #d7674cf9
-def draw_dots(
-    count: int,  # 1 to 9
-    seed: int,
-) -> "Image.Image":
+def draw_dots(count: int, seed: int) -> "Image.Image":
     "Dots that do not touch"
     rng = random.Random(seed)
     radius = 0.06

@@ -59,12 +59,8 @@ class Environment(ABC):
     tools: Sequence[Mapping[str, Any]] = ()  # schemas for the chat template
     oracle: bool = False  # whether its tools know the label
 
-    def reset(
-        self,
-        prompt: Prompt,
-        seed: int,  # of this episode
-    ) -> Messages | None:  # the first messages; None: use the prompt of the data set
-        "Begin an episode; clear the state of the last one"
+    def reset(self, prompt: Prompt, seed: int) -> Messages | None:
+        "Begin an episode; return its first messages, or None for the prompt of the data set"
         return None
 
     @abstractmethod
@@ -186,10 +182,7 @@ class ToolEnvironment(Environment):
     schema: Mapping[str, Any]  # of the argument
     usage: str  # error text for an invalid call
 
-    def __init__(
-        self,
-        calls: str = "qwen",  # format of a call: qwen or brackets
-    ):
+    def __init__(self, calls: str = "qwen"):
         if calls not in ("qwen", "brackets"):
             raise ConfigError(
                 f"calls of the {self.tool} is {calls!r}", "It is qwen or brackets."
@@ -212,11 +205,8 @@ class ToolEnvironment(Environment):
         return {"type": "function", "function": {**function, "parameters": parameters}}
 
     @abstractmethod
-    def respond(
-        self,
-        value: Any,  # the argument of a call
-    ) -> str | list[Part] | None:  # text or parts of a message; None without a result
-        "The result of the tool"
+    def respond(self, value: Any) -> str | list[Part] | None:
+        "The result of the tool, a text or parts of a message; None without a result"
 
     def grade(self, text: str) -> float:
         "1 when the answer equals the label; with brackets the whole text is the answer"
@@ -269,10 +259,8 @@ class ToolEnvironment(Environment):
         return {"role": "tool", "content": f"{result or '?'}]"}
 
 # %% ../../nbs/data/12_environments.ipynb #1a0a0791
-def calculate(
-    expression: str,  # digits, + - * / and parentheses
-) -> str | None:  # an integer or p/q; None for anything else
-    "The exact value of an expression, as text"
+def calculate(expression: str) -> str | None:
+    "The exact value of an expression with + - * / and parentheses; None for other texts"
     if len(expression) > MAX_EXPRESSION:
         return None
     value = evaluate_expression(expression)
@@ -344,11 +332,7 @@ class _Attempt:
 class CallPool:
     "Threads for calls with a time limit"
 
-    def __init__(
-        self,
-        workers: int,  # concurrent calls
-        timeout_s: float,  # of one call, from its start, s
-    ):
+    def __init__(self, workers: int, timeout_s: float):
         self.workers = workers
         self.timeout_s = timeout_s
         self.lock = threading.Lock()  # of all below
@@ -360,9 +344,7 @@ class CallPool:
         self.watched = False  # whether the thread of `_watch` runs
         self.closed = False
 
-    def start(
-        self, work: Callable[[], _T]
-    ) -> Future[_T | CallFailure]:  # done when the call ends or is abandoned
+    def start(self, work: Callable[[], _T]) -> Future[_T | CallFailure]:
         "Start a call"
         call = _Call(work)
         with self.lock:

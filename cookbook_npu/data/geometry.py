@@ -42,11 +42,7 @@ class Geo3k(ToolEnvironment):
     schema = Calculator.schema
     usage = Calculator.usage
 
-    def __init__(
-        self,
-        oracle: bool = False,  # the tool compares answers with the label
-        calls: str = "qwen",
-    ):
+    def __init__(self, oracle: bool = False, calls: str = "qwen"):
         if not isinstance(oracle, bool):
             raise ConfigError(f"oracle of geo3k is {oracle!r}", "It is true or false.")
         super().__init__(calls)
@@ -137,11 +133,7 @@ class Zoom(ToolEnvironment):
     }
     usage = "give {box}: left, top, right, bottom, each from 0 to 1"
 
-    def __init__(
-        self,
-        calls: str = "qwen",
-        side: int = 256,  # minimum of the longer side of a shown part, pixels
-    ):
+    def __init__(self, calls: str = "qwen", side: int = 256):
         super().__init__(calls)
         self.side = side
         self.picture: Image.Image | None = None

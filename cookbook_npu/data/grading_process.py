@@ -190,11 +190,7 @@ serve_calls(json.loads(sys.argv[1]), int(sys.argv[2]))"""
 class GradingStopped(Exception):
     "A call without a reply"
 
-    def __init__(
-        self,
-        limit: Limit,
-        stderr: str = "",  # of a process that an exception ended; empty: no exception
-    ):
+    def __init__(self, limit: Limit, stderr: str = ""):
         super().__init__(limit)
         self.limit: Limit = limit
         self.stderr = stderr

@@ -136,12 +136,12 @@ def _from_text(text: str, place: str, reference: str, folder: Path) -> ImageSour
 
 # %% ../../nbs/data/02_images.ipynb #8b3c1e92
 def image_source(
-    value: Any,  # path, bytes, data URL, PIL image, or an object with bytes or path
-    place: str,
-    reference: str,  # name of an image that is not a file
-    folder: Path | str = ".",  # base of relative paths
+    value: Any, place: str, reference: str, folder: Path | str = "."
 ) -> ImageSource:
-    "The source of a record's image; raises `DataError` when there is none"
+    """The image of a path, bytes, a data URL, a PIL image, or an object with bytes or path
+
+    `reference` names an image that is not a file; `folder` is the base of relative paths.
+    Raises `DataError` when there is none."""
     if isinstance(value, dict):
         value = value.get("bytes") or value.get("path")
     if isinstance(value, str) and value:
@@ -399,7 +399,6 @@ def _levels(image: ImageInput, hf: Any) -> "np.ndarray":  # (height, width, 3), 
     return 255 * (channels_last.reshape(*shape) * hf.image_std + hf.image_mean)
 
 
-
 # %% ../../nbs/data/02_images.ipynb #8141e7a3
 class LazyImage(ImageInput):
     "An image that is decoded when its pixel values are used; pickling decodes it"
@@ -408,10 +407,7 @@ class LazyImage(ImageInput):
     processor: ImageProcessor
 
     def __init__(
-        self,
-        source: ImageSource,
-        grid_thw: tuple[int, int, int],
-        processor: ImageProcessor,
+        self, source: ImageSource, grid_thw: tuple[int, int, int], processor: ImageProcessor
     ):
         # the base class is frozen
         vars(self).update(source=source, reference=source.reference)

@@ -12,12 +12,8 @@ from .sample import Sample
 from ..errors import DataError
 
 # %% ../../nbs/data/10_pass_at_k.ipynb #4b658116
-def pass_at_k(
-    n: int,  # samples of a prompt
-    c: int,  # correct samples
-    k: int,  # samples drawn
-) -> float:  # probability that at least one of k is correct
-    "Unbiased pass@k, in the stable product form of Chen et al. 2021"
+def pass_at_k(n: int, c: int, k: int) -> float:
+    "Unbiased pass@k with c of n samples correct, in the product form of Chen et al. 2021"
     if not 0 <= c <= n:
         raise DataError(f"{c} correct samples of {n}", "Count them again.")
     if not 1 <= k <= n:
@@ -36,10 +32,8 @@ def pass_at_k(
 Tally = tuple[int, int]  # (samples, correct samples)
 
 
-def tally(
-    samples: Iterable[Sample],
-) -> dict[str, Tally]:  # group id -> (samples, correct samples)
-    "Count successes among the samples with a verdict; raises `DataError` on one without a reward"
+def tally(samples: Iterable[Sample]) -> dict[str, Tally]:
+    "(samples, correct samples) of each group; raises `DataError` for one without a reward"
     counts: dict[str, Tally] = {}
     for s in samples:
         if s.reward is None:
@@ -52,10 +46,8 @@ def tally(
     return counts
 
 # %% ../../nbs/data/10_pass_at_k.ipynb #bafe3479
-def pass_curve(
-    tallies: Iterable[Tally],  # (samples, correct samples) of each group
-) -> dict[int, float]:  # k -> mean pass@k over the groups
-    "pass@k for powers of two up to the smallest group; empty without groups"
+def pass_curve(tallies: Iterable[Tally]) -> dict[int, float]:
+    "Mean pass@k over groups, for powers of two up to the smallest group; empty without groups"
     tallies = list(tallies)
     largest = min((n for n, _ in tallies), default=0)
     curve = {}
@@ -66,9 +58,7 @@ def pass_curve(
     return curve
 
 # %% ../../nbs/data/10_pass_at_k.ipynb #fb71266c
-def eval_metrics(
-    samples: Sequence[Sample],
-) -> dict[str, float]:  # eval_accuracy, eval_pass@2, ..., eval_accuracy/level_1, ...
+def eval_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     "Accuracy, pass@k for k > 1, and accuracy by level; without a verdict, eval_reward alone"
     known = [s for s in samples if s.correct is not None]
     if not known:

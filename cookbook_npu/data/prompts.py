@@ -4,17 +4,18 @@
 
 # %% auto #0
 __all__ = ['Outcome', 'MAX_PROMPT_CHARS', 'InitialTokens', 'RangeSet', 'Draw', 'PromptDataset', 'EpochOrder', 'take_turns',
-           'MixedOrder', 'LoadedSource', 'choose_schema', 'chat_format', 'drawings', 'read_pictures', 'folder_of',
-           'image_files', 'load_source', 'image_processor', 'load_prompts', 'first_held_out', 'eval_prompts']
+           'MixedOrder', 'LoadedSource', 'choose_schema', 'chat_format', 'drawings', 'read_pictures', 'PromptReader',
+           'task_key', 'PromptFilter', 'folder_of', 'image_files', 'load_source', 'image_processor', 'load_prompts',
+           'first_held_out', 'eval_prompts']
 
 # %% ../../nbs/data/04_prompts.ipynb #4043db12
 import hashlib
 import json
 import random
 import threading
-from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +32,7 @@ from ..data.datasets import (
     read_images,
     read_metadata,
     read_records,
+    source_label,
     source_name,
 )
 from ..data.images import (
@@ -43,7 +45,7 @@ from ..data.images import (
     no_processor,
     with_image_parts,
 )
-from .messages import ChatFormat, TurnEnd, checked_messages
+from .messages import ChatFormat, TurnEnd, checked_messages, checked_tools
 from .sample import ImageInput, Prompt
 from .tasks import GENERATED, Problem, Puzzle, generated_task
 from ..errors import ConfigError, DataError
@@ -53,14 +55,11 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/data/04_prompts.ipynb #d2ceb856
 class RangeSet:
-    "A set of natural numbers as ascending half-open ranges"
+    "A set of natural numbers, most of which are a prefix"
 
-    def __init__(
-        self,
-        ranges: Iterable[Sequence[int]] = (),  # ascending, disjoint (start, end)
-    ):
-        self.starts: list[int] = []
-        self.ends: list[int] = []
+    def __init__(self, ranges: Iterable[Sequence[int]] = ()):
+        self.prefix = 0  # every number below is in the set
+        self.above: set[int] = set()  # further numbers
         last = -1
         for start, end in ranges:
             if not last < start < end:
@@ -68,42 +67,37 @@ class RangeSet:
                     f"range {start} to {end} is empty or out of order",
                     "The saved state is damaged.",
                 )
-            self.starts.append(start)
-            self.ends.append(end)
             last = end
+            if start == 0:
+                self.prefix = end
+            else:
+                self.above.update(range(start, end))
 
     def __contains__(self, n: int) -> bool:
-        i = bisect_right(self.starts, n)
-        return i > 0 and n < self.ends[i - 1]
+        return n < self.prefix or n in self.above
 
     def __len__(self) -> int:
-        return sum(self.ends) - sum(self.starts)
+        return self.prefix + len(self.above)
 
     def as_list(self) -> list[list[int]]:
-        "The ranges as pairs, for JSON"
-        return [[start, end] for start, end in zip(self.starts, self.ends, strict=True)]
+        "The numbers as ascending half-open ranges, for JSON"
+        starts = [n for n in sorted(self.above) if n - 1 not in self.above]
+        ranges = [[0, self.prefix]] if self.prefix else []
+        return ranges + [[start, self.next_missing(start)] for start in starts]
 
     def next_missing(self, n: int) -> int:
         "The smallest number from `n` that is not in the set"
-        if n not in self:
-            return n
-        return self.ends[bisect_right(self.starts, n) - 1]
+        n = max(n, self.prefix)
+        while n in self.above:
+            n += 1
+        return n
 
     def add(self, n: int) -> None:
-        "Add a number that is not in the set, and join ranges that touch"
-        i = bisect_right(self.starts, n)
-        joins_left = i > 0 and self.ends[i - 1] == n
-        joins_right = i < len(self.starts) and self.starts[i] == n + 1
-        if joins_left and joins_right:
-            self.ends[i - 1] = self.ends.pop(i)
-            self.starts.pop(i)
-        elif joins_left:
-            self.ends[i - 1] = n + 1
-        elif joins_right:
-            self.starts[i] = n
-        else:
-            self.starts.insert(i, n)
-            self.ends.insert(i, n + 1)
+        "Add a number that is not in the set"
+        self.above.add(n)
+        while self.prefix in self.above:
+            self.above.remove(self.prefix)
+            self.prefix += 1
 
 # %% ../../nbs/data/04_prompts.ipynb #40b583bd
 # dropped: an engine was lost, or all rewards of the group were equal
@@ -155,7 +149,7 @@ class PromptDataset:
         return draws
 
     def next_batch(self, n: int) -> list[Prompt]:
-        "The prompts of the next `n` draws, to be finished with `mark_done`"
+        "The prompts of the next `n` draws"
         return [draw.prompt for draw in self.next_draws(n)]
 
     def end_draw(self, number: int, outcome: Outcome = "trained") -> None:
@@ -170,20 +164,6 @@ class PromptDataset:
             del self.in_flight[number]
             self.done.add(number)
             self.counts[outcome] += 1
-
-    def mark_done(
-        self, prompt_ids: Iterable[str], outcome: Outcome = "trained"
-    ) -> None:
-        "Finish the oldest draw of each prompt; raises `DataError` for one that is not in flight"
-        with self.lock:
-            for prompt_id in prompt_ids:
-                draws = [n for n, drawn in self.in_flight.items() if drawn == prompt_id]
-                if not draws:
-                    raise DataError(
-                        f"prompt {prompt_id} is not in flight",
-                        "Mark each group done once, by the prompt_id of its samples.",
-                    )
-                self.end_draw(draws[0], outcome)
 
     def put_back(self) -> None:
         "Return the prompts in flight to the queue"
@@ -314,7 +294,7 @@ class LoadedSource(NamedTuple):
 
     prompts: list[Prompt]  # in the order of the source
     source: str  # one-line summary of what was read and left out
-    counts: dict[str, int]  # records read, kept, and left out by reason
+    counts: Counter[str]  # records read, kept, and left out by reason
 
 
 def choose_schema(
@@ -361,47 +341,59 @@ def read_pictures(
 
 # %% ../../nbs/data/04_prompts.ipynb #ad56859f
 @dataclass(frozen=True)
-class _Reader:
+class PromptReader:
     "Makes prompts from records and generated problems"
 
     config: DataConfig
     tokenizer: "PreTrainedTokenizerBase"
     processor: ImageProcessor | None = None  # None for a policy without a vision tower
-    folder: Path = Path()  # base of relative image paths
+    initial_tokens: InitialTokens | None = None  # None without an environment
 
     @cached_property
     def format(self) -> ChatFormat:
+        "How the prompts are written"
         return chat_format(self.config, self.tokenizer)
 
     def from_record(
-        self, record: dict[str, Any], place: str, schema: RecordSchema, prompt_id: str
+        self,
+        record: dict[str, Any],
+        place: str,
+        schema: RecordSchema,
+        prompt_id: str,
+        folder: Path = Path(),  # base of relative image paths
     ) -> Prompt:
+        "The prompt of a record"
         config = self.config
         content, label = read_fields(
             record, place, schema, config.input_key, config.label_key
         )
         values = read_images(record, place, config.image_key or schema.images, content)
-        metadata = read_metadata(record, place, schema, config.metadata_keys)
-        return self._prompt(content, label, metadata, values, place, prompt_id)
+        images = read_pictures(values, self.processor, place, prompt_id, folder)
+        own: dict[str, Any] = dict(prompt_id=prompt_id, label=label, images=images)
+        own["metadata"] = read_metadata(record, place, schema, config.metadata_keys)
+        own["tools"] = checked_tools(record.get("tools"), place)
+        return self._prompt(content, own | {"place": place})
 
-    def from_problem(self, task: str, problem: Problem | Puzzle) -> Prompt:
-        place = problem.name
-        prompt_id = f"{task}:{place}"
-        images = drawings(problem, prompt_id)
-        return self._prompt(
-            problem.prompt, problem.label, problem.metadata, images, place, prompt_id
-        )
+    def from_problems(
+        self, task: str, problems: Iterable[Problem | Puzzle]
+    ) -> list[Prompt]:
+        "The prompts of generated problems; raises `DataError` for one that is too long"
+        prompts = []
+        for problem in problems:
+            name = f"{task}:{problem.name}"
+            pictures = drawings(problem, name)
+            images = read_pictures(pictures, self.processor, problem.name, name)
+            own: dict[str, Any] = dict(prompt_id=name, label=problem.label, images=images)
+            own |= dict(metadata=problem.metadata, place=problem.name)
+            prompts.append(self._prompt(problem.prompt, own))
+            self._check_length(prompts[-1])
+        return prompts
 
     def _prompt(
-        self,
-        content: str | list[dict[str, Any]],
-        label: Any,
-        metadata: dict[str, Any],
-        values: list[Any],
-        place: str,
-        prompt_id: str,
+        self, content: str | list[dict[str, Any]], own: dict[str, Any]
     ) -> Prompt:
-        images = read_pictures(values, self.processor, place, prompt_id, self.folder)
+        "The prompt of a content, with its other fields"
+        place, images = own["place"], own["images"]
         messages = checked_messages(content, place)
         if len(messages) > 1 and not self.format.chat:
             raise DataError(
@@ -417,7 +409,7 @@ class _Reader:
                     f"{place}: a message has an image part, and no image is read",
                     "Set data.image_key, or remove the part.",
                 )
-        text = self.format.text(shown, place)
+        text = self.format.text(shown, place, own.get("tools", ()))
         if len(text) > MAX_PROMPT_CHARS:
             raise DataError(
                 f"{place}: the prompt has {len(text)} characters, more than {MAX_PROMPT_CHARS}",
@@ -426,16 +418,66 @@ class _Reader:
         ids = self.tokenizer(text, add_special_tokens=False).input_ids
         if not ids:
             raise DataError(f"{place}: the prompt is empty", "Fix or remove the record.")
-        return Prompt(
-            prompt_id=prompt_id,
-            ids=make_room(ids, images, self.tokenizer, self.processor, place),
-            text=text,
-            label=label,
-            metadata=metadata,
-            images=images,
-            content=content if isinstance(content, str) else messages,
-            place=place,
-        )
+        ids = make_room(ids, images, self.tokenizer, self.processor, place)
+        content = content if isinstance(content, str) else messages
+        return Prompt(ids=ids, text=text, content=content, **own)
+
+    def _check_length(self, prompt: Prompt) -> None:
+        "Raise `DataError` for a problem that is too long, alone or in its environment"
+        tokens = len(prompt.ids)
+        added = ""
+        if self.initial_tokens is not None:
+            tokens = self.initial_tokens(prompt)
+            added = f", and {tokens} with what its environment adds"
+        if tokens > self.config.max_prompt_tokens:
+            raise DataError(
+                f"{prompt.prompt_id} has {len(prompt.ids)} tokens{added}; "
+                f"data.max_prompt_tokens is {self.config.max_prompt_tokens}",
+                "Raise data.max_prompt_tokens.",
+            )
+
+    def read(
+        self, source: str | Path, without: frozenset[str] = frozenset()
+    ) -> LoadedSource:
+        """Read, render, tokenize and filter a source of `read_records`; `without`: `task_key`s to skip
+
+        The header of every image is read, and the first images are decoded."""
+        config = self.config
+        chosen = PromptFilter(config, config.max_prompt_tokens, without, self.initial_tokens)
+        prompts = []
+        schema = None
+        name = ""
+        short = source_name(source, config.mixture)
+        folder = folder_of(source)
+        for n, (place, record) in enumerate(read_records(source), 1):
+            if schema is None:
+                schema, name = choose_schema(config, record, place)
+            prompt = self.from_record(record, place, schema, f"{short}:{n}", folder)
+            if chosen.keeps(prompt):
+                prompts.append(prompt)
+        decode_first(image for prompt in prompts for image in prompt.images)
+        line = f"{source_label(source)}: {name}, {chosen.describe()}"
+        return LoadedSource(prompts, line, chosen.counts)
+
+    @property
+    def held_out(self) -> list[Prompt]:
+        "All prompts of `data.eval_data`; empty without it"
+        return self.read(self.config.eval_data).prompts if self.config.eval_data else []
+
+    def order(
+        self, source: str, seed: int, without: frozenset[str]
+    ) -> EpochOrder:
+        "The prompts of one source or generated task"
+        if source in GENERATED:
+            task = generated_task(source, self.config.task)
+            prompts = self.from_problems(source, task.train)
+            line = (
+                f"{source} level {task.level}: {len(prompts)} problems, "
+                f"{len(task.held_out)} more held out"
+            )
+        else:
+            prompts, line, _ = self.read(source, without)
+        return EpochOrder(prompts, seed=seed, source=line)
 
 # %% ../../nbs/data/04_prompts.ipynb #9e4172f6
 _REASONS = {
@@ -446,57 +488,58 @@ _REASONS = {
 }
 
 # %% ../../nbs/data/04_prompts.ipynb #c792a631
-class _Filter:
+def task_key(prompt: Prompt, in_environment: bool) -> str:
+    "Equal for prompts of the same task; an environment also knows the metadata"
+    known = json.dumps(prompt.metadata, sort_keys=True) if in_environment else ""
+    return prompt.question + known
+
+
+@dataclass
+class PromptFilter:
     "Decides which prompts of a source are kept, and counts"
 
-    def __init__(
-        self,
-        config: DataConfig,
-        eval_questions: frozenset[str],
-        initial_tokens: InitialTokens | None = None,
-    ):
-        self.config = config
-        self.initial_tokens = initial_tokens
-        self.eval_questions = eval_questions
-        self.labels: dict[str, Any] = {}  # of the prompts kept, by question
-        self.counts = dict.fromkeys(("read", "kept", *_REASONS), 0)
+    config: DataConfig
+    limit: int  # most tokens
+    without: frozenset[str] = frozenset()  # `task_key`s that are evaluated
+    initial_tokens: InitialTokens | None = None  # None without an environment
+    kept: dict[str, Prompt] = field(default_factory=dict)  # by `task_key`
+    counts: Counter[str] = field(default_factory=Counter)  # read, kept and `_REASONS`
 
-    def keeps(self, prompt: Prompt, place: str) -> bool:
-        "Whether a prompt is kept; raises `DataError` for a question with two labels"
-        reason = self._reason(prompt, place)
+    def keeps(self, prompt: Prompt) -> bool:
+        "Whether a prompt is kept; raises `DataError` for a task with two labels"
+        reason = self._reason(prompt)
         self.counts["read"] += 1
         self.counts[reason or "kept"] += 1
         return reason is None
 
-    def _reason(self, prompt: Prompt, place: str) -> str | None:
-        limit = self.config.max_prompt_tokens
-        if len(prompt.ids) > limit:
+    def _reason(self, prompt: Prompt) -> str | None:
+        if len(prompt.ids) > self.limit:
             return "too_long"
-        if self.initial_tokens is not None and self.initial_tokens(prompt) > limit:
+        if self.initial_tokens is not None and self.initial_tokens(prompt) > self.limit:
             return "too_long_begun"
-        if prompt.question in self.eval_questions:
+        key = task_key(prompt, self.initial_tokens is not None)
+        if key in self.without:
             return "in_eval"
-        if prompt.question not in self.labels:
-            self.labels[prompt.question] = prompt.label
+        before = self.kept.setdefault(key, prompt)
+        if before is prompt:
             return None
-        before = self.labels[prompt.question]
-        if before == prompt.label:
+        if before.label == prompt.label:
             return "repeated"
         raise DataError(
-            f"{place} has the label {prompt.label!r}, "
-            f"the same prompt before had {before!r}",
+            f"{prompt.place} has the label {prompt.label!r}, "
+            f"the same prompt before had {before.label!r}",
             "Remove the wrong one.",
         )
 
-    def describe(self, source: str, name: str) -> str:
-        "A one-line summary of what was read and left out"
+    def describe(self, unit: str = "records") -> str:
+        "What was read and left out"
         counts = self.counts
-        limit = self.config.max_prompt_tokens
-        parts = [name, f"{counts['read']} records", f"{counts['kept']} kept"]
-        for reason, text in _REASONS.items():
-            if counts[reason]:
-                parts.append(text.format(counts[reason], limit=limit))
-        return f"{source}: " + ", ".join(parts)
+        left_out = [
+            text.format(counts[reason], limit=self.limit)
+            for reason, text in _REASONS.items()
+            if counts[reason]
+        ]
+        return ", ".join([f"{counts['read']} {unit}, {counts['kept']} kept", *left_out])
 
 # %% ../../nbs/data/04_prompts.ipynb #42dbc5a5
 def folder_of(source: str | Path) -> Path:  # of a hub: the working folder
@@ -523,30 +566,15 @@ def image_files(source: str | Path, config: DataConfig) -> Iterator[Path]:
 
 
 def load_source(
-    source: str | Path,  # file, folder or hub, as `read_records` takes it
+    source: str | Path,
     config: DataConfig,
     tokenizer: "PreTrainedTokenizerBase",
-    eval_questions: frozenset[str] = frozenset(),  # left out
+    without: frozenset[str] = frozenset(),
     processor: ImageProcessor | None = None,  # None: images are refused
-    initial_tokens: InitialTokens | None = None,
+    initial_tokens: InitialTokens | None = None,  # None without an environment
 ) -> LoadedSource:
-    """Read, render, tokenize and filter a source of prompts.
-
-    The header of every image is read, and the first images are decoded."""
-    chosen = _Filter(config, eval_questions, initial_tokens)
-    reader = _Reader(config, tokenizer, processor, folder_of(source))
-    prompts = []
-    schema = None
-    name = ""
-    for n, (place, record) in enumerate(read_records(source), 1):
-        if schema is None:
-            schema, name = choose_schema(config, record, place)
-        prompt_id = f"{source_name(source)}:{n}"
-        prompt = reader.from_record(record, place, schema, prompt_id)
-        if chosen.keeps(prompt, place):
-            prompts.append(prompt)
-    decode_first(image for prompt in prompts for image in prompt.images)
-    return LoadedSource(prompts, chosen.describe(str(source), name), chosen.counts)
+    "Read a source of prompts as `PromptReader.read` does"
+    return PromptReader(config, tokenizer, processor, initial_tokens).read(source, without)
 
 # %% ../../nbs/data/04_prompts.ipynb #14436d2d
 def image_processor(hf_path: str | Path, config: DataConfig) -> ImageProcessor | None:
@@ -554,64 +582,6 @@ def image_processor(hf_path: str | Path, config: DataConfig) -> ImageProcessor |
     if image_settings(hf_path) is None:
         return None
     return ImageProcessor(hf_path, None, config.image_max_pixels, config.blank_images)
-
-# %% ../../nbs/data/04_prompts.ipynb #2d4e3c25
-def _check_length(
-    prompts: Sequence[Prompt], config: DataConfig, initial_tokens: InitialTokens | None
-) -> None:
-    "Raise `DataError` for a generated problem that is too long, alone or in its environment"
-    for prompt in prompts:
-        tokens = len(prompt.ids)
-        added = ""
-        if initial_tokens is not None:
-            tokens = initial_tokens(prompt)
-            added = f", and {tokens} with what its environment adds"
-        if tokens > config.max_prompt_tokens:
-            raise DataError(
-                f"{prompt.prompt_id} has {len(prompt.ids)} tokens{added}; "
-                f"data.max_prompt_tokens is {config.max_prompt_tokens}",
-                "Raise data.max_prompt_tokens.",
-            )
-
-
-def _held_out_file(
-    config: DataConfig,
-    tokenizer: "PreTrainedTokenizerBase",
-    processor: ImageProcessor | None,
-    initial_tokens: InitialTokens | None,
-) -> list[Prompt]:
-    "All prompts of `data.eval_data`; empty without it"
-    if not config.eval_data:
-        return []
-    given = frozenset[str](), processor, initial_tokens
-    return load_source(config.eval_data, config, tokenizer, *given).prompts
-
-
-def _load_one(
-    source: str,
-    config: DataConfig,
-    tokenizer: "PreTrainedTokenizerBase",
-    seed: int,
-    processor: ImageProcessor | None,
-    initial_tokens: InitialTokens | None,
-) -> EpochOrder:
-    "The prompts of one source or generated task"
-    if source in GENERATED:
-        task = generated_task(source, config.task)
-        reader = _Reader(config, tokenizer, processor)
-        prompts = [reader.from_problem(source, p) for p in task.train]
-        _check_length(prompts, config, initial_tokens)
-        line = (
-            f"{source} level {task.level}: {len(prompts)} problems, "
-            f"{len(task.held_out)} more held out"
-        )
-    else:
-        held_out = _held_out_file(config, tokenizer, processor, initial_tokens)
-        questions = frozenset(p.question for p in held_out)
-        prompts, line, _ = load_source(
-            source, config, tokenizer, questions, processor, initial_tokens
-        )
-    return EpochOrder(prompts, seed=seed, source=line)
 
 # %% ../../nbs/data/04_prompts.ipynb #8f252a06
 def load_prompts(
@@ -622,19 +592,13 @@ def load_prompts(
     initial_tokens: InitialTokens | None = None,
 ) -> PromptDataset:
     "The training prompts of a run"
-    given = config, tokenizer, seed, processor, initial_tokens
-    turn_end = chat_format(config, tokenizer).turn_end
-    if not config.mixture:
-        return PromptDataset(_load_one(config.prompt_data, *given), turn_end)
-    parts = [_load_one(source, *given) for source in config.mixture]
-    order = MixedOrder(parts, list(config.mixture.values()))
-    ids = [p.prompt_id for p in order.prompts]
-    if len(set(ids)) < len(ids):
-        raise ConfigError(
-            "two sources of data.mixture have the same file name",
-            "Rename one: it names its prompts.",
-        )
-    return PromptDataset(order, turn_end)
+    reader = PromptReader(config, tokenizer, processor, initial_tokens)
+    in_environment = initial_tokens is not None
+    without = frozenset(task_key(p, in_environment) for p in reader.held_out)
+    weights = config.mixture or {config.prompt_data: 1.0}
+    parts = [reader.order(source, seed, without) for source in weights]
+    order = MixedOrder(parts, [*weights.values()]) if config.mixture else parts[0]
+    return PromptDataset(order, reader.format.turn_end)
 
 # %% ../../nbs/data/04_prompts.ipynb #622dbafd
 _PromptT = TypeVar("_PromptT", bound=Prompt)
@@ -660,11 +624,10 @@ def eval_prompts(
     """The held-out prompts of a run; none without `data.eval_data` or a generated task.
 
     The generated tasks of a mixture share the number evenly."""
+    reader = PromptReader(config, tokenizer, processor, initial_tokens)
     if config.eval_data:
-        held_out = _held_out_file(config, tokenizer, processor, initial_tokens)
-        return first_held_out(held_out, config)
+        return first_held_out(reader.held_out, config)
     tasks = [name for name in config.mixture or [config.prompt_data] if name in GENERATED]
-    reader = _Reader(config, tokenizer, processor)
     prompts = []
     for name in tasks:
         wanted = config.eval_prompts // len(tasks)
@@ -674,6 +637,5 @@ def eval_prompts(
                 f"data.eval_prompts is {wanted}, the task holds out {len(held_out)}",
                 "Ask for fewer or raise task.eval_share.",
             )
-        prompts += [reader.from_problem(name, p) for p in held_out[:wanted]]
-    _check_length(prompts, config, initial_tokens)
+        prompts += reader.from_problems(name, held_out[:wanted])
     return prompts

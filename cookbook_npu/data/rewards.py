@@ -122,10 +122,7 @@ class GradingJob:
             "A scorer must return a finite number.",
         )
 
-    def score(
-        self,
-        answer: Any,  # of the scorer: a number, a verdict, or {"score": number, "acc": verdict}
-    ) -> Score:
+    def score(self, answer: Any) -> Score:
         "The score and the verdict of an answer"
         verdict = answer if isinstance(answer, bool) else None
         if isinstance(answer, Mapping):
@@ -344,10 +341,7 @@ class GradingPool:
                     self._reports.append(report)
         return job.killed
 
-    def run(
-        self,
-        jobs: Sequence[GradingJob],  # all with one scorer
-    ) -> list[Score | None]:  # in the order of the jobs; None: a reward server gave no score
+    def run(self, jobs: Sequence[GradingJob]) -> list[Score | None]:
         "Grade jobs; raises `RoleError` when the pool is not open"
         if jobs and not self.processes:
             raise RoleError(
@@ -384,7 +378,6 @@ class GradingPool:
 # %% ../../nbs/data/09_rewards.ipynb #bde236c7
 BATCH_SIZE = 32  # responses in a call of a batched or async scorer
 LABEL_FAILURES = 3  # stopped answers in a row before a label is graded with `PROBE`
-
 
 
 # %% ../../nbs/data/09_rewards.ipynb #d8fabf93

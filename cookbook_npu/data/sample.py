@@ -50,6 +50,7 @@ class ImageInput:
 RUN_METADATA = (
     "prompt_id",
     "prompt",
+    "prompt_texts",
     "environment",
     "policy_text",
     "turn_texts",
@@ -69,17 +70,32 @@ class Prompt:
     metadata: dict[str, Any] = field(default_factory=dict)  # other values of the record
     images: list[ImageInput] = field(default_factory=list)  # in order of their placeholders
     content: Any = None  # text or messages before the chat template; None: `text`
+    tools: list[dict[str, Any]] = field(default_factory=list)  # schemas of the record
     place: str = ""  # where it was read, for messages: file and line
 
     def for_samples(self) -> dict[str, Any]:
         "Metadata for the samples of this prompt, with the prompt's id and text"
         own = {"prompt_id": self.prompt_id, "prompt": self.text}
+        if self.texts != self.text:
+            own["prompt_texts"] = self.texts
         return own | self.metadata | own
 
     def describe(self, sample: "Sample") -> None:
         "Give a sample the label and the metadata; its own metadata has precedence"
         sample.label = self.label
         sample.metadata = self.for_samples() | sample.metadata
+
+    @property
+    def texts(self) -> str:
+        "The texts without chat template and images; several messages with their roles"
+        shown = []
+        for message in self.messages:
+            text = message["content"]
+            if not isinstance(text, str):
+                text = "".join(part.get("text", "<image>") for part in text)
+            role = f"{message['role']}: " if len(self.messages) > 1 else ""
+            shown.append(role + text.replace("<image>", "[image]"))
+        return "\n\n".join(shown)
 
     @property
     def question(self) -> str:
@@ -112,10 +128,7 @@ class Turn:
     role: TurnRole  # observation: a tool or an environment
 
 
-def continued_turns(
-    turns: list[Turn],  # empty: all tokens are the policy's
-    end: int,
-) -> list[Turn]:
+def continued_turns(turns: list[Turn], end: int) -> list[Turn]:
     "The turns of a response that the policy has continued"
     if not turns or turns[-1].end == end:
         return list(turns)

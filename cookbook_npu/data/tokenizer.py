@@ -31,13 +31,19 @@ VISION_END = "<|vision_end|>"
 VISION_TOKENS = (IMAGE_PAD, VIDEO_PAD, VISION_START, VISION_END)
 
 CHAT_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n"
+    "{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
     "{% for message in messages %}"
     "<|im_start|>{{ message['role'] }}\n"
+    "{% if message['reasoning_content'] %}"
+    "<think>\n{{ message['reasoning_content'] }}\n</think>\n\n{% endif %}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
     "{% for part in message['content'] %}"
     "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
     "{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}{% endif %}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "<tool_call>\n{{ call['function'] | tojson }}\n</tool_call>{% endfor %}<|im_end|>\n"
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -54,9 +60,7 @@ def byte_symbols() -> list[str]:  # 256 one-character strings
     return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
 
 # %% ../../nbs/data/17_tokenizer.ipynb #2f9832d4
-def build_tokenizer(
-    vision: bool = False,  # add the image placeholder tokens
-) -> "PreTrainedTokenizerFast":  # 264 or 268 tokens, Qwen's chat format
+def build_tokenizer(vision: bool = False) -> "PreTrainedTokenizerFast":
     "Build the byte tokenizer"
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -102,8 +106,7 @@ def read_tokenizer(folder: str | Path) -> "PreTrainedTokenizerBase":
 
 # %% ../../nbs/data/17_tokenizer.ipynb #08bdadb8
 def unsampled_token_ids(
-    config: Any,  # of transformers
-    tokenizer: "PreTrainedTokenizerBase | None" = None,  # None: placeholders only
+    config: Any, tokenizer: "PreTrainedTokenizerBase | None" = None
 ) -> tuple[int, ...]:  # ascending
     "The ids that a policy must never sample: image and video placeholders, and ids without a token"
     ids: set[int | None] = set()
@@ -123,11 +126,7 @@ def find_tokenizer(folder: str | Path) -> "PreTrainedTokenizerBase | None":
     return read_tokenizer(folder)
 
 # %% ../../nbs/data/17_tokenizer.ipynb #9dbfe37a
-def check_same_tokens(
-    policy: str,  # folder with the policy's tokenizer
-    other: str,  # folder with the tokenizer of a model that reads the policy's tokens
-    role: str = "teacher",  # of that model
-) -> None:
+def check_same_tokens(policy: str, other: str, role: str = "teacher") -> None:
     "Raise `ConfigError` with the first id that is another token for that model"
     ours, theirs = (
         {number: token for token, number in read_tokenizer(folder).get_vocab().items()}

@@ -40,9 +40,10 @@ _FUNCTION = re.compile(
 )
 
 
-def without_reasoning(text: str) -> str:
+def without_reasoning(text: str, opened: bool = False) -> str:
     "The part of a turn after the reasoning"
-    return text.rpartition("</think>")[2]
+    _, closed, answer = text.rpartition("</think>")
+    return "" if opened and not closed else answer.partition("<think>")[0]
 
 
 def _loads(text: str) -> Any:

@@ -48,7 +48,7 @@ from ..data.graders import load_function
 from ..data.hub import local_model
 from ..data.images import check_picture, image_source
 from ..data.judge import check_judge
-from ..data.messages import checked_messages
+from ..data.messages import checked_messages, checked_tools
 from ..data.prompts import choose_schema, folder_of
 from ..data.rewards import all_scorers, check_labels, check_reward
 from ..data.tasks import GENERATED
@@ -370,9 +370,10 @@ def check_records(
             record, place, schema, config.input_key, config.label_key
         )
         checked_messages(content, place)
+        checked_tools(record.get("tools"), place)
         metadata = read_metadata(record, place, schema, config.metadata_keys)
         if reward is not None:
-            metadata["prompt_id"] = f"{source_name(source)}:{n}"
+            metadata["prompt_id"] = f"{source_name(source, config.mixture)}:{n}"
             check_labels(reward, label, metadata, place)
         pictures = read_images(record, place, config.image_key or schema.images, content)
         _check_pictures(pictures, place, source)

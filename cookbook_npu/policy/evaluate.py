@@ -152,7 +152,7 @@ def grade_samples(
             raise RewardError(
                 f"{failed} of {len(samples)} answers have no reward; the last failure: "
                 f"{rewards.failure}",
-                "Is the reward server up?",
+                "Mend what it names.",
             )
 
 # %% ../../nbs/policy/01_evaluate.ipynb #c4e0a58e

@@ -267,7 +267,9 @@ class EpisodeRunner:
         if messages is None:
             return prompt.ids
         place = f"the first messages of {prompt.prompt_id}"
-        return self.format.prompt_ids(messages, environment.tools, prompt.images, place)
+        of_record = [tool for tool in prompt.tools if tool not in environment.tools]
+        tools = [*environment.tools, *of_record]
+        return self.format.prompt_ids(messages, tools, prompt.images, place)
 
     def count_tokens(self, prompt: Prompt) -> int:
         "Return the tokens of an episode's first messages; if that fails, those of the prompt"

@@ -757,13 +757,6 @@ class RunFolder:
 RUN_FILES = [".lock", *(v.name for v in vars(RunFolder).values() if isinstance(v, _Inside))]
 
 
-
-
-
-
-
-
-
 # %% ../../nbs/runs/00_folder.ipynb #f81077b6
 def numbered_path(folder: Path, suffix: str = "") -> Path:
     "Return the path with the next number: 001, 002, ...; creates the folder, not the path"

@@ -100,8 +100,8 @@ def missing_reward(what: str, failure: str) -> RewardError:
     "The error for groups without a reward, to be raised"
     return RewardError(
         f"{what}; the last failure: {failure}",
-        "Is the reward server up? Let faults.min_groups leave such "
-        "groups out; the run can be resumed.",
+        "Mend what it names, or let faults.min_groups leave such groups out; the run can be "
+        "resumed.",
     )
 
 
@@ -241,12 +241,9 @@ def verdict_note(samples: Sequence[Sample], config: RewardConfig) -> str:
 # %% ../../nbs/train/10_sampling.ipynb #095e7ec2
 
 
-
-
 FAILURE_ALARM = (
     0.05  # share of a step's graded responses that time out, crash or run out of memory
 )
-
 
 
 # %% ../../nbs/train/10_sampling.ipynb #293b78cf

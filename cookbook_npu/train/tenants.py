@@ -414,11 +414,6 @@ def group_size(samples: Sequence[Sample]) -> int:
     return next(iter(sizes.values()))
 
 
-
-
-
-
-
 # %% ../../nbs/train/23_tenants.ipynb #5bd08151
 @dataclass
 class Tenants:

@@ -449,7 +449,6 @@ def turn_end_tokens(
     return end_token_ids(folder, tokenizer), ids
 
 
-
 # %% ../../nbs/train/07_train_step.ipynb #65e77a5d
 class SftStep(TrainStep):
     "Makes a batch of conversations and trains on it"

@@ -175,10 +175,6 @@ class Workers(AbstractContextManager):
 # %% ../../nbs/train/04_workers.ipynb #0b1c8783
 
 
-
-
-
-
 def put_to_sleep(group: WorkerGroup, timeout: float) -> bool:
     "Put an engine to sleep unless it sleeps already; return False if it is lost"
     if group.lost or not len(group):

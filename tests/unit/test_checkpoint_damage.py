@@ -33,9 +33,9 @@ def driver_state() -> dict:
     "That of a run under way: some prompts are done, others in flight"
     order = EpochOrder([Prompt(prompt_id=f"p:{i}", ids=[i], text=str(i)) for i in range(9)])
     prompts = PromptDataset(order)
-    given = [prompt.prompt_id for prompt in prompts.next_batch(7)]
-    prompts.mark_done(given[:2])
-    prompts.mark_done(given[3:5], "dropped")
+    prompts.next_draws(7)
+    for number, outcome in {0: "trained", 1: "trained", 3: "dropped", 4: "dropped"}.items():
+        prompts.end_draw(number, outcome)
     return {"version": 8, "prompts": prompts.state()}
 
 

@@ -1,6 +1,7 @@
 """Conversations for supervised fine-tuning: loss masks as in TRL, and refusals of damaged records."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,7 @@ from cookbook_npu.config import DataConfig
 from cookbook_npu.data.conversations import (
     ConversationFormat,
     ConversationReader,
+    conversation_messages,
     held_out_conversations,
     load_conversations,
 )
@@ -105,7 +107,7 @@ def test_held_out_repeated_and_long_conversations_are_left_out_and_counted(
         ({"prompt": "1+1="}, "has no list of messages under 'messages'; it has prompt"),
         ({"messages": CHAT[:2]}, "nothing to learn"),
         ({"messages": CHAT, "images": ["a.png"]}, "has images, which are not read"),
-        ({"messages": [{"role": "user"}]}, "message 1 of the prompt"),
+        ({"messages": [{"role": "user"}]}, "message 1 has the role 'user' and the content"),
         (
             {"messages": [{"role": "user", "content": "<|im_start|>"}, CHAT[2]]},
             "message 1 has",
@@ -119,3 +121,130 @@ def test_a_damaged_record_is_refused_with_file_and_line(tmp_path, record, why):
     with pytest.raises(DataError, match=why) as error:
         load_conversations(reader(prompt_data=str(file)))
     assert f"{file} line 2" in str(error.value)
+
+
+ASKED = {"role": "user", "content": "q"}
+THOUGHT = {"role": "assistant", "content": "4", "reasoning_content": "two and two"}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+PLAIN = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+CALLS = PLAIN.replace(
+    "{{ m.content }}",
+    "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}",
+)
+
+
+def published(name: str) -> str:
+    "A chat template of TRL's collection"
+    trl = pytest.importorskip("trl", reason="trl is not installed")
+    return (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
+
+
+def written(template: str, *messages: dict, tools: object = None, chat: bool = True):
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = template
+    record = {"messages": list(messages), "tools": tools}
+    config = DataConfig(apply_chat_template=chat)
+    read = conversation_messages(record, "d.jsonl line 3", config)
+    form = ConversationFormat(tokenizer, chat=chat)
+    return form.conversation(read.messages, "d:3", "d.jsonl line 3", read.tools)
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen2_5", "qwen3", "qwen3_5_think", "qwen3_6", "qwen3_8"]
+)
+def test_calls_and_schemas_as_json_text_are_the_same_tokens(name):
+    schema = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    function = {"name": "add", "arguments": json.dumps(CALL["function"]["arguments"])}
+    calls = [
+        [{"id": "1", "type": "function", "function": function}],
+        [CALL["function"]],
+        json.dumps([CALL]),
+    ]
+    told = [{"role": "tool", "content": "42"}, CHAT[2]]
+    wanted = written(published(name), ASKED, CALLING, *told, tools=[schema])
+    assert '"a"' in wanted.text or "parameter=a" in wanted.text
+    for given in calls:
+        message = {"role": "assistant", "content": None, "tool_calls": given}
+        found = written(published(name), ASKED, message, *told, tools=json.dumps([schema]))
+        assert (found.text, found.loss_mask) == (wanted.text, wanted.loss_mask)
+
+
+TOOL = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+REFUSED = {
+    "thoughts": (PLAIN, [ASKED, THOUGHT], None, "leaves out .*, reasoning_content"),
+    "earlier thoughts": (
+        PLAIN,
+        [ASKED, THOUGHT, ASKED, CHAT[2]],
+        None,
+        "reasoning_content",
+    ),
+    "thoughts in the content": (
+        PLAIN.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}"),
+        [ASKED, CHAT[-1]],
+        None,
+        "leaves out the thoughts of the last message",
+    ),
+    "calls": (PLAIN, [ASKED, CALLING], None, "tool_calls 1 function name"),
+    "arguments": (CALLS, [ASKED, CALLING], None, "tool_calls 1 function arguments a"),
+    "schemas": (PLAIN, [ASKED, CHAT[2]], TOOL, "leaves out the tool add"),
+    "damaged arguments": (
+        CALLS,
+        [ASKED, {**CALLING, "tool_calls": [{"name": "add", "arguments": "{"}]}],
+        None,
+        "message 2: tool call 1, its arguments is not JSON",
+    ),
+    "two thoughts": (
+        CALLS,
+        [ASKED, {**THOUGHT, "thinking": "no"}],
+        None,
+        "different values",
+    ),
+    "half a weight": (CALLS, [ASKED, {**CHAT[2], "weight": 0.5}], None, "weight 0.5"),
+    "weight of a user": (PLAIN, [{**ASKED, "train": True}, CHAT[2]], None, "has a weight"),
+    "no weight": (
+        PLAIN,
+        [ASKED, {**CHAT[2], "loss": False}],
+        None,
+        "no message is learned",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_template_does_not_write_is_refused_with_file_and_line(case):
+    template, messages, tools, why = REFUSED[case]
+    with pytest.raises(DataError, match=f"d.jsonl line 3.*{why}"):
+        written(template, *messages, tools=tools)
+
+
+def test_plain_text_shows_no_tools():
+    for message, tools in ((CHAT[2], TOOL), (CALLING, None), (THOUGHT, None)):
+        with pytest.raises(DataError, match="d.jsonl line 3.*apply_chat_template"):
+            written(PLAIN, ASKED, message, tools=tools, chat=False)
+
+
+@pytest.mark.parametrize("key", ["weight", "loss", "train"])
+def test_a_message_without_weight_is_not_learned(key):
+    first = {"role": "assistant", "content": "no", key: 0, "extra": "x"}
+    last = {"role": "assistant", "content": "yes", key: 1}
+    one = written(PLAIN, ASKED, first, ASKED, last)
+    learned = [i for i, mask in zip(one.ids, one.loss_mask, strict=True) if mask]
+    assert build_tokenizer().decode(learned) == "yes<|im_end|>\n"
+
+
+def test_thoughts_that_are_dropped_or_empty_are_counted_and_unread_keys_named(
+    tmp_path, capsys
+):
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = published("qwen3")
+    chats = [[ASKED, THOUGHT, {**ASKED, "stamp": n}, CHAT[2]] for n in range(2)]
+    file = tmp_path / "d.jsonl"
+    file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    config = DataConfig(apply_chat_template=True, deduplicate=False)
+    _, line = ConversationReader(config, ConversationFormat(tokenizer), 500).read(str(file))
+    assert "2 with earlier thoughts that the chat template leaves out" in line
+    assert "2 with an empty <think> block that is learned" in line
+    assert capsys.readouterr().out.count("not read: stamp") == 1

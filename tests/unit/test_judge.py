@@ -39,6 +39,8 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
     released: threading.Event  # ends what hangs
     delay = 0.0
     meet = staticmethod(lambda: None)  # called within each request
+    refuses: dict[str, str] = {}  # names of a request -> why
+    lists = 200  # status of the list of models
 
     def log_message(self, *_):
         pass
@@ -57,7 +59,8 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def do_GET(self):
-        self.reply(200, json.dumps({"data": [{"id": "big"}]}).encode())
+        models = {"data": [{"id": "big"}]} if self.lists == 200 else {}
+        self.reply(self.lists, json.dumps(models).encode())
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -66,6 +69,9 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
             self.asked[text] += 1
             self.keys.add(self.headers.get("Authorization", ""))
             self.bodies.append(body)
+        for name in self.refuses.keys() & body.keys():
+            return self.reply(400, self.refuses[name].encode())
+        with self.lock:
             self.running[0] += 1
             self.running[1] = max(self.running)
         time.sleep(self.delay)
@@ -94,6 +100,7 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
         said = "I like it." if word == "vague" else f"Fine. Score: {number}"
         reason = "length" if word == "long" else "stop"
         content = {
+            "model": "big-0801" if word == "other" else "big",
             "choices": [{"message": {"content": said}, "finish_reason": reason}],
             "usage": {"prompt_tokens": 10, "completion_tokens": 5},
         }
@@ -186,6 +193,24 @@ def test_the_request_has_fields_that_vllm_knows(endpoint, opened):
     assert set(thoughtless) <= fields
 
 
+def test_a_request_is_adapted_to_what_the_endpoint_takes(endpoint, opened, capsys):
+    "OpenAI's reasoning models refuse two names; that is no retry, and every request goes through"
+    endpoint.refuses = {
+        "max_tokens": "'max_tokens' is not supported. Use 'max_completion_tokens' instead.",
+        "temperature": "'temperature' does not support 0.0 with this model.",
+    }
+    judge = opened(retries=0)
+    assert judge.scores([f"other {n}" for n in range(6)]) == [n / 10 for n in range(6)]
+    assert judge.scores(["good 7"]) == [0.7]
+    last = endpoint.bodies[-1]
+    assert last.keys() == {"model", "messages", "max_completion_tokens"}
+    assert judge.counts.retries == judge.counts.failures == 0
+    said = capsys.readouterr().out
+    assert said.count("big is answered by big-0801") == 1
+    endpoint.lists = 404  # a gateway without a list of models
+    check_judge(judge.config)
+
+
 def test_retry_after_is_followed(opened):
     judge = opened()
     began = time.monotonic()
@@ -275,7 +300,7 @@ class Silent(http.server.BaseHTTPRequestHandler):
     [
         (0, "big", "did not answer within"),
         (401, "big", "refuses the API key"),
-        (404, "big", "usually ends in /v1"),
+        (404, "big", "answers a request with 501"),
         (None, "bigg", "Did you mean 'big'"),
         (None, "big", ""),
     ],

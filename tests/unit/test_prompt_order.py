@@ -79,9 +79,9 @@ def test_random_crashes_skip_nothing_and_repeat_nothing(make, seed, goal, chance
             dataset.next_batch(1)
             most = max(most, len(dataset.in_flight))
         elif action == "mark" and dataset.in_flight:
-            name = rng.choice(sorted(dataset.in_flight.values()))
-            dataset.mark_done([name], rng.choice(["trained", "dropped"]))
-            history.append(name)
+            number = rng.choice(list(dataset.in_flight))
+            history.append(dataset.in_flight[number])
+            dataset.end_draw(number, rng.choice(["trained", "dropped"]))
         elif action == "save":
             saved = json.dumps(dataset.state()), len(history)
             # One range more than gaps, and every gap has been in flight.
@@ -94,8 +94,9 @@ def test_random_crashes_skip_nothing_and_repeat_nothing(make, seed, goal, chance
         if dataset.done.next_missing(dataset.next_draw) < goal:
             dataset.next_batch(1)
         else:
-            history.append(next(iter(dataset.in_flight.values())))
-            dataset.mark_done([history[-1]])
+            number, name = next(iter(dataset.in_flight.items()))
+            history.append(name)
+            dataset.end_draw(number)
     assert Counter(history) == Counter(whole)
     assert dataset.state()["done"] == [[0, goal]]
     assert sum(dataset.counts.values()) == goal

@@ -170,3 +170,26 @@ def test_generated_problems_that_are_too_long_with_the_tool_end_a_run_at_once():
     with pytest.raises(DataError, match="with what its environment adds.*is 100"):
         eval_prompts(config, turns.tokenizer, initial_tokens=InitialPromptLength(runner))
     runner.close()
+
+
+def test_metadata_is_a_part_of_a_task_in_an_environment(tmp_path):
+    "Tasks of one opening message are several in an environment, and one question without it"
+    runner, turns = with_calculator(1000)
+    rows = [
+        {"prompt": "Begin.", "label": "", "metadata": {"row": n % 5}} for n in range(10)
+    ]
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text(json.dumps(rows[0]) + "\n")
+    config = DataConfig(
+        prompt_data=str(file), eval_data=str(held_out), apply_chat_template=True
+    )
+    length = InitialPromptLength(runner)
+    found = load_prompts(config, turns.tokenizer, initial_tokens=length)
+    assert [p.metadata["row"] for p in sorted(found.prompts, key=lambda p: p.prompt_id)] == [
+        1, 2, 3, 4,
+    ]  # fmt: skip
+    with pytest.raises(DataError, match="no prompt is left"):
+        load_prompts(config, turns.tokenizer)
+    runner.close()

@@ -192,7 +192,6 @@ def surrounds(found: Any, wanted: Any) -> bool:
     return found is wanted
 
 
-
 # %% ../../../nbs/npu/shims/00_registry.ipynb #25b2855d
 ShimPhase = Literal[
     "device",
