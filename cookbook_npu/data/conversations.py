@@ -97,9 +97,7 @@ class TurnMarks:
 def assistant_spans(
     text: str, messages: ChatMessages, marks: TurnMarks, place: str = "the messages"
 ) -> list[tuple[int, int]]:
-    """Return where the assistant's messages are in the text of a whole conversation
-
-    Each with the end of its turn. Raises `DataError` where marks and messages differ."""
+    "Return where the assistant's turns are; raises `DataError` where marks and messages differ"
     for n, message in enumerate(messages, 1):
         if marks.start in str(message):
             raise DataError(

@@ -111,7 +111,6 @@ def _restored(value: Any, kind: "pa.DataType") -> Any:
     if getattr(kind, "extension_name", "") == "arrow.json":
         return json.loads(value)
     if types.is_float16(kind) or types.is_float32(kind):
-        # 0.1, not 0.10000000149011612
         return float(str(np.dtype(kind.to_pandas_dtype()).type(value)))
     if types.is_struct(kind):
         return {f.name: _restored(value[f.name], f.type) for f in kind}
@@ -213,14 +212,16 @@ def read_path(path: Path) -> Iterator[Record]:
     return READERS[path.suffix](path)
 
 # %% ../../nbs/data/03_datasets.ipynb #8eb94fe0
-def read_hf(repository: str, **options: Any) -> Iterable[dict[str, Any]]:
+def read_hf(
+    repository: str, split: str = "train", **options: Any
+) -> Iterable[dict[str, Any]]:
     "The rows of a data set on the hub, by name, split (default: train) and revision"
     import datasets
     import pyarrow as pa
     from datasets.exceptions import DatasetGenerationError
 
     try:
-        rows: Any = datasets.load_dataset(repository, **({"split": "train"} | options))
+        rows: Any = datasets.load_dataset(repository, split=split, **options)
         return rows_of(rows.with_format("arrow").iter(1024))
     except (FileNotFoundError, ConnectionError) as e:
         raise MissingError(

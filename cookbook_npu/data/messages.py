@@ -189,7 +189,6 @@ def template_arguments(template: str) -> set[str]:
     from jinja2.meta import find_undeclared_variables
 
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
-    # without a tag of transformers
     plain = re.sub(r"\{%-?\s*(?:end)?generation\s*-?%\}", "", template)
     names = find_undeclared_variables(environment.parse(plain))
     names -= {*RENDERING, *environment.globals, "raise_exception", "strftime_now"}
@@ -288,6 +287,9 @@ class ChatFormat:
         self, messages: ChatMessages, place: str, tools: ChatMessages, whole: bool
     ) -> None:
         "Raise `DataError` for a part that the template skips, whatever its text is"
+        simple = whole, *((*m.keys(), m["role"], bool(m["content"])) for m in messages)
+        if not tools and simple in self._written:
+            return
         parts: dict[str, str] = {}
         shown: list[Any] = []
         for n, message in enumerate(messages, 1):
@@ -318,7 +320,8 @@ class ChatFormat:
             earlier = self._thinks and what.endswith(THOUGHTS[0])
             if marker not in rendered and not earlier:
                 raise _left_out(what, place)
-        self._written.add(shape)
+        calls = any("tool_calls" in message for message in messages)
+        self._written |= {shape} if calls or tools else {shape, simple}
 
     def after_turn(self, messages: ChatMessages = (), place: str = "a turn") -> str:
         "What the template writes after the text of a turn of the policy, further messages included"

@@ -392,7 +392,6 @@ class PromptReader:
     def _prompt(
         self, content: str | list[dict[str, Any]], own: dict[str, Any]
     ) -> Prompt:
-        "The prompt of a content, with its other fields"
         place, images = own["place"], own["images"]
         messages = checked_messages(content, place)
         if len(messages) > 1 and not self.format.chat:
@@ -447,8 +446,7 @@ class PromptReader:
         prompts = []
         schema = None
         name = ""
-        short = source_name(source, config.mixture)
-        folder = folder_of(source)
+        short, folder = source_name(source, config.mixture), folder_of(source)
         for n, (place, record) in enumerate(read_records(source), 1):
             if schema is None:
                 schema, name = choose_schema(config, record, place)
