@@ -15,6 +15,11 @@ SMALL = {  # arguments, and where the measured number stands
         "--response 2 --prompts 2 --samples 2 --rounds 1",
         f"processor time: engine {NUMBER} tokens/s",
     ),
+    "grpo_step": (
+        "--repeats 1 --steps 1 --warm 1",
+        f"processor time TRL / ours {NUMBER}",
+    ),
+    "start_up": ("--steps 1 --no-warm-up", f"trainer_cpu_s +{NUMBER}"),
     "weight_update_speed": (
         "--layers 1 --every 1 --rounds 1",
         f"memcpy / .* = {NUMBER}",
@@ -32,6 +37,8 @@ def test_every_benchmark_is_here_and_on_the_page():
 
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_it_measures(name, tmp_path):
+    if name == "grpo_step":
+        pytest.importorskip("trl")
     arguments, measured = SMALL[name]
     command = [sys.executable, str(FOLDER / f"{name}.py"), *arguments.split()]
     done = subprocess.run(

@@ -32,9 +32,12 @@ ALWAYS_TYPED = ("own_reward",)
 IN_PROCESS = "unit/test_howto.py::test_a_page_works_as_it_stands"
 WHOLE_RUN = "recipes/test_recipe.py::test_a_run_leaves_everything_behind"
 RESUMES = "recipes/test_resumes.py::test_it_trains_and_resumes_bit_for_bit"
-LAB = "needs JupyterLab and a person who stops the cell"
-CRON = "is a line of a crontab"
-INSTALL = "unit/test_stacks.py::test_documented_lines_are_known"
+LAB = "recipes/test_lab.py::test_the_recipe_is_run_stopped_and_gone_on_with"
+CRON = (
+    "unit/test_scheduled_runs.py::"
+    "test_the_line_of_cron_starts_the_run_in_its_bare_environment"
+)
+INSTALL = "unit/test_stacks.py::test_each_documented_line_resolves"
 NOTEBOOK = "notebooks/test_notebooks.py::test_notebook"
 NPU = "needs an Ascend machine"
 DOCKER = "needs docker"

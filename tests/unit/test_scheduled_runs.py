@@ -1,9 +1,15 @@
 """The pages about scheduled runs: their files, checked by real programs and started as a scheduler would."""
 
 import ast
+import importlib.util
 import json
 import os
 import re
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import papermill
@@ -12,16 +18,18 @@ from places import ROOT
 from typer.testing import CliRunner
 
 from cookbook_npu.cli import app, find_notebook
-from cookbook_npu.config import RunConfig
+from cookbook_npu.config import OutputConfig, RunConfig
+from cookbook_npu.errors import DataError
 from cookbook_npu.plan.plan import make_plan
 from cookbook_npu.recipes import find_recipe
-from cookbook_npu.runs.folder import RunFolder, append_line
+from cookbook_npu.runs.folder import RunFolder, append_line, write_json
 from cookbook_npu.stop import EXIT_STOPPED
 
 pytestmark = pytest.mark.lane("schedulers")
 
 PAGES = ROOT / ".docs" / "pages" / "howto"
 FILE = re.compile(r"^```\{code-block\}.*?\n:caption: (\S+)\n\n(.*?)^```$", re.M | re.S)
+CALL = '#!/bin/sh\necho "$@" >> "$HOME/calls"\n'
 
 
 def text_of(name: str) -> str:
@@ -33,9 +41,64 @@ def files_of(name: str) -> dict[str, str]:
     return {found[1]: found[2] for found in FILE.finditer(text_of(name))}
 
 
+def script(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755 if text.startswith("#!") else 0o644)
+
+
+@pytest.fixture
+def home(tmp_path) -> Path:
+    "A home folder as the page describes it, with this package in place of an installed one"
+    for name, text in files_of("schedule").items():
+        if name != "notify.txt":
+            script(tmp_path / "nightly" / name, text)
+    python = f'PYTHONPATH="{ROOT}" exec "{sys.executable}"'
+    binaries = tmp_path / "cookbook_npu" / ".venv" / "bin"
+    script(binaries / "cookbook-npu", f'{CALL}{python} -m cookbook_npu.cli "$@"\n')
+    return tmp_path
+
+
+def cron(home: Path) -> int:
+    "Run the line of the page as cron does; returns its exit code"
+    line = crontab_line().split(maxsplit=5)[5].replace(r"\%", "%")
+    bare = {"HOME": str(home), "PATH": "/usr/bin:/bin", "LOGNAME": "me", "SHELL": "/bin/sh"}
+    return subprocess.run(["/bin/sh", "-c", line], env=bare, cwd=home).returncode
+
+
 def crontab_line() -> str:
     (line,) = re.findall(r"^```text\n(\d.*)\n```$", text_of("schedule"), re.M)
     return line
+
+
+def calls(home: Path) -> list[str]:
+    file = home / "calls"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def test_the_line_of_cron_starts_the_run_in_its_bare_environment(home):
+    parameters = {"prompt_data": "/no/such.jsonl"}
+    (home / "nightly" / "parameters.json").write_text(json.dumps(parameters))
+    assert cron(home) == 2
+    (log,) = (home / "nightly").glob("log-2*.txt")
+    assert "/no/such.jsonl does not exist" in log.read_text()
+    assert calls(home) == ["run qwen3_4b_colocate -f parameters.json"]
+
+
+def test_a_second_start_is_refused(home):
+    lock = home / "nightly" / "lock"
+    held = subprocess.Popen(
+        ["flock", "-n", "-o", lock, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    held.stdin.write(b"locked\n")
+    held.stdin.flush()
+    assert held.stdout.readline() == b"locked\n"  # by now it has the lock
+    assert cron(home) == 73
+    assert calls(home) == []
+    held.communicate()
+    script(home / "cookbook_npu/.venv/bin/cookbook-npu", f"{CALL}exit 0\n")
+    assert cron(home) == 0
+    assert len(calls(home)) == 1
 
 
 def test_the_exit_codes_are_those_of_the_program():
@@ -44,6 +107,104 @@ def test_the_exit_codes_are_those_of_the_program():
     assert codes == [0, 1, 2, 73, EXIT_STOPPED, 128 + 1, 128 + 2, 128 + 15, 128 + 9]
     assert "-E 73 " in crontab_line()
     assert f"SuccessExitStatus={EXIT_STOPPED}\n" in files_of("schedule")["nightly.service"]
+
+
+def test_a_percent_sign_is_escaped_for_cron(tmp_path):
+    line = crontab_line()
+    assert not re.search(r"(?<!\\)%", line)
+    assert re.fullmatch(r"\d+ \d+ \* \* \* .+", line)
+    if not shutil.which("crontab"):
+        pytest.skip(
+            "Debian's cron is not installed: its own check of the line was left out"
+        )
+    (tmp_path / "tab").write_text(line + "\n")
+    subprocess.run(["crontab", "-n", tmp_path / "tab"], check=True)
+
+
+def test_systemd_accepts_the_units(home):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd-analyze is not installed")
+    units = ["nightly/nightly.service", "nightly/nightly.timer"]
+    env = os.environ | {"HOME": str(home), "XDG_RUNTIME_DIR": str(home)}
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--user", "--man=no", *units],
+        cwd=home,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+class Recorder(BaseHTTPRequestHandler):
+    "Keeps what is posted and answers with what the test wants"
+
+    def do_POST(self) -> None:
+        length = int(self.headers["Content-Length"])
+        body = json.loads(self.rfile.read(length))
+        self.server.posted.append((self.path, dict(self.headers), body))
+        answer = json.dumps(self.server.answers.get(self.path, {})).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server():
+    "A server on loopback that records"
+    with HTTPServer(("127.0.0.1", 0), Recorder) as here:
+        here.posted, here.answers = [], {}
+        thread = threading.Thread(target=here.serve_forever, daemon=True)
+        thread.start()
+        yield here
+        here.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(0, "success"), (75, "warning"), (1, "failure")]
+)
+def test_apprise_tells_how_the_run_ended(home, server, code, kind):
+    found = importlib.util.find_spec("apprise")
+    if not found:
+        pytest.skip("apprise is not installed: pip install apprise")
+    place = Path(found.origin).parents[1]
+    python = f'PYTHONPATH="{place}" exec "{sys.executable}"'
+    binaries = home / "cookbook_npu" / ".venv" / "bin"
+    script(binaries / "cookbook-npu", "#!/bin/sh\necho last line of the list\n")
+    call = "from apprise.cli import main; main()"
+    script(binaries / "apprise", f"#!/bin/sh\n{python} -c '{call}' \"$@\"\n")
+    given = files_of("schedule")["notify.txt"]
+    port = str(server.server_address[1])
+    (home / "nightly" / "notify.txt").write_text(given.replace("8080", port))
+    env = {"HOME": str(home), "PATH": "/usr/bin:/bin", "EXIT_STATUS": str(code)}
+    done = subprocess.run([home / "nightly" / "after.sh"], env=env, cwd="/")
+    assert done.returncode == code
+    ((_, _, body),) = server.posted
+    assert body["title"] == f"nightly run: exit code {code}"
+    assert (body["message"], body["type"]) == ("last line of the list", kind)
+
+
+@pytest.mark.parametrize(
+    ("ended", "code"), [("0", 0), ("75", 75), ("KILL", 137), ("TERM", 143)]
+)
+def test_systemd_gives_a_signal_by_its_name(home, ended, code):
+    binaries = home / "cookbook_npu" / ".venv" / "bin"
+    script(binaries / "cookbook-npu", "#!/bin/sh\necho last line of the list\n")
+    script(binaries / "apprise", CALL)
+    (home / "nightly" / "notify.txt").write_text("json://127.0.0.1:9/")
+    env = {"HOME": str(home), "PATH": "/usr/bin:/bin", "EXIT_STATUS": ended}
+    done = subprocess.run(
+        [home / "nightly" / "after.sh"], env=env, cwd="/", capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+    (call,) = calls(home)
+    assert call.endswith(f"--title nightly run: exit code {code}")
 
 
 def test_old_runs_are_said_first_and_then_removed(tmp_path):
@@ -83,6 +244,20 @@ def jupyter_parameters() -> dict:
     return {name: ast.literal_eval(text) for name, text in body["parameters"].items()}
 
 
+def test_papermill_alone_refuses_a_parameter_that_the_notebook_does_not_have(tmp_path):
+    "It only warns itself; the cell below the parameters ends the notebook before anything starts"
+    recipe = ROOT / "recipes" / "qwen3_4b_colocate.ipynb"
+    with pytest.raises(papermill.PapermillExecutionError, match="Did you mean 'num_steps'"):
+        papermill.execute_notebook(
+            recipe,
+            tmp_path / "out.ipynb",
+            {"num_step": 3},
+            cwd=tmp_path,
+            progress_bar=False,
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["out.ipynb"]
+
+
 @pytest.mark.parametrize("given", [airflow_parameters, jupyter_parameters])
 def test_papermill_takes_the_parameters(given, tmp_path, caplog):
     "None is unknown to the recipe, which papermill would only warn of"
@@ -102,6 +277,51 @@ def test_papermill_takes_the_parameters(given, tmp_path, caplog):
     )
 
 
+def test_airflow_reads_the_dag(tmp_path):
+    if not importlib.util.find_spec("airflow"):
+        pytest.skip("apache-airflow-providers-papermill is not installed")
+    file = tmp_path / "nightly_dag.py"
+    file.write_text(files_of("schedule_airflow")["nightly_dag.py"])
+    code = "import nightly_dag as n; print(n.dag.max_active_runs, *[t.task_id for t in n.dag.tasks])"
+    env = os.environ | {
+        "AIRFLOW_HOME": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.stdout.split()[-4:] == ["1", "train", "check", "remove"], done.stderr
+
+
+def test_jupyter_scheduler_writes_the_cell():
+    parameterize = pytest.importorskip(
+        "jupyter_scheduler.parameterize", reason="jupyter-scheduler is not installed"
+    )
+    import nbformat
+
+    body = json.loads(files_of("schedule_jupyter")["nightly.json"])
+    notebook = nbformat.read(ROOT / body["input_uri"], 4)
+    made = parameterize.add_parameters(notebook, body["parameters"])
+    (cell,) = [c for c in made.cells if "injected-parameters" in c.metadata.get("tags", [])]
+    read: dict = {}
+    exec(cell.source, read)
+    assert {name: read[name] for name in body["parameters"]} == jupyter_parameters()
+
+
+def test_the_job_of_modelarts_names_what_the_page_has():
+    files = files_of("schedule_modelarts")
+    job = json.loads(files["job.json"])
+    command = job["algorithm"]["command"]
+    words = re.fullmatch(r"bash -ic 'cookbook-npu run (\S+) -f (\S+)'", command)
+    assert find_notebook(words[1])
+    folder = job["spec"]["volumes"][0]["nfs"]["local_path"]
+    assert words[2] == f"{folder}/parameters.json"
+    parameters = json.loads(files["parameters.json"])
+    config = find_recipe(words[1])(**parameters)
+    assert config.scale == "910b" and config.output.root.startswith(folder)
+    assert parameters["model"].startswith(folder)
+
+
 PAGES_WITH_A_LIMIT = [
     page for page in PAGES.parent.rglob("*.md") if '"auto_stop"' in page.read_text()
 ]
@@ -119,3 +339,78 @@ def test_a_night_fits_the_time_limit_of_its_job(page):
     plan.check_hours(limit["duration"])
     assert plan.evaluation and plan.warnings == []
     assert f" {plan.run_seconds() / 3600:.1f} " in page.read_text()
+
+
+def test_a_page_has_a_time_limit():
+    assert {page.parent.name for page in PAGES_WITH_A_LIMIT} == {"howto", "zh"}
+
+
+def test_a_night_is_compared_with_a_trusted_run(tmp_path):
+    "The command of the pages for scale 910b, where no recipe has expected numbers"
+    command = "cookbook-npu compare runs/A runs/NAME"
+    for name in ("schedule_airflow", "schedule_jupyter"):
+        assert f"\n{command}\n" in text_of(name)
+    for name, last in (("A", 0.5), ("same", 0.5), ("other", 0.625)):
+        record_night(tmp_path, find_recipe("qwen3_4b_colocate")(num_steps=2), name, last)
+
+    def compare(*words):
+        return CliRunner().invoke(app, ["compare", *words])
+
+    trusted, same, other = (str(tmp_path / name) for name in ("A", "same", "other"))
+    assert compare(trusted, same).exit_code == 0
+    assert compare(trusted, other).exit_code == 1
+    given = {"model": "/data/Qwen3-4B", "prompt_data": "arithmetic", "num_steps": 2}
+    real = find_recipe("qwen3_4b_colocate")("910b", **given)
+    record_night(tmp_path, real, "real", 0.5)
+    refused = compare(str(tmp_path / "real"), "--against", "expected").exception
+    assert isinstance(refused, DataError), refused  # exit code 2
+    record_night(tmp_path, real, "again", 0.5)
+    assert compare(str(tmp_path / "real"), str(tmp_path / "again")).exit_code == 0
+
+
+def record_night(root: Path, config: RunConfig, name: str, last: float) -> None:
+    "A complete run of two steps whose last reward is given"
+    output = OutputConfig(root=str(root), name=name)
+    with RunFolder.create(config.model_copy(update={"output": output})) as run:
+        # the model of a run on NPUs is not here, so its checksum is left out
+        device = {"name": "NPU", "count": 2, "simulated": config.target.simulated}
+        write_json(run.stack_file, {"device": device})
+        for step, reward in enumerate((0.25, last), 1):
+            row = {"step": step, "raw_reward": reward, "time/actor_train": 90.0}
+            append_line(run.metrics_file, row)
+
+
+def test_huaweis_sdk_sends_the_job(tmp_path, server):
+    models = pytest.importorskip(
+        "huaweicloudsdkmodelarts.v1", reason="huaweicloudsdkmodelarts is not installed"
+    )
+    from modelarts_server import unknown_keys
+
+    files = files_of("schedule_modelarts")
+    job = json.loads(files["job.json"])
+    assert unknown_keys(models.Job, job) == []
+    assert unknown_keys(models.Job, {"spec": {"resources": {}}}) == ["resources"]
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "HUAWEICLOUD_SDK_AK": "access",
+        "HUAWEICLOUD_SDK_SK": "secret",
+        "PROJECT_ID": "p1",
+        "MODELARTS_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}",
+    }
+
+    def submit() -> tuple[int, str]:
+        words = [sys.executable, "submit.py"]
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    create, search = "/v2/p1/training-jobs", "/v2/p1/training-job-searches"
+    server.answers = {create: {"metadata": {"id": "job-1"}}, search: {"items": []}}
+    assert submit() == (0, "job-1\n")
+    assert [path for path, _, _ in server.posted] == [search, create]
+    assert server.posted[1][2] == job
+    running = {"metadata": {"name": "qwen3_4b_nightly"}, "status": {"phase": "Running"}}
+    server.answers[search] = {"items": [running]}
+    assert submit() == (73, "qwen3_4b_nightly is Running: not started again\n")
+    assert len(server.posted) == 3

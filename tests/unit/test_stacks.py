@@ -1,12 +1,19 @@
 """Do all pins hold together? The stacks, this package's own requirements and the documented install lines
 against the metadata of the released wheels (see helpers/package_index.py)."""
 
+import json
+import os
 import re
+import shlex
+import shutil
+import subprocess
 import tomllib
+import zipfile
 from pathlib import Path
 
 import package_index
 import pytest
+import yaml
 from package_index import metadata, requirements, wheels
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -26,6 +33,7 @@ from cookbook_npu.npu.stack.stacks import (
     constraints_file,
     install_lines,
 )
+from cookbook_npu.recipes import RECIPES
 
 pytestmark = pytest.mark.lane("packages")
 
@@ -146,6 +154,17 @@ def test_every_part_has_a_wheel(name, python, arch):
         assert f"{python}.9" in SpecifierSet(asks or "")
 
 
+@needs_index
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("python", BEST.versions["python"].split("|"))
+def test_every_pin_of_the_extra_has_a_wheel(python, arch):
+    for text in PROJECT["optional-dependencies"]["npu"]:
+        requirement = Requirement(text)
+        pinned = str(requirement.specifier)
+        if pinned.startswith("=="):
+            assert wheels(requirement.name, pinned[2:], arch, tag(python)), text
+
+
 def test_what_moves_is_pinned():
     "Packages that vllm-ascend asks for in any version, and MindSpeed, which has no releases"
     extra = {
@@ -257,10 +276,226 @@ def test_the_container_is_of_the_recommended_stack():
         assert (ROOT / constraints_file(KNOWN_STACKS[name])).is_file()
 
 
+def stub(folder: Path, name: str, version: str, asks: list[str]) -> None:
+    "A wheel that is nothing but its metadata"
+    written = name.replace("-", "_")
+    info = f"{written}-{version}.dist-info"
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    lines += [f"Requires-Dist: {text}" for text in asks]
+    tag = f"{written}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(folder / tag, "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@pytest.fixture(scope="module")
+def stubs(tmp_path_factory) -> Path:
+    "What the index does not serve, and what is built or installed without its dependencies"
+    folder = tmp_path_factory.mktemp("stubs")
+    for (name, version), _ in SERVED_ELSEWHERE.items():
+        asks = []
+        if name == "torch":
+            files = wheels("torch", version.removesuffix("+cpu"))
+            asks = [str(r) for r in requirements("torch", files[-1])]
+        stub(folder, name, version, asks)
+    release = BEST.versions["vllm"]
+    asked = [str(r) for r in wheel_requirements("vllm", release, "aarch64")]
+    stub(folder, "vllm", f"{release}+empty", asked)
+    return folder
+
+
+def resolve(stubs: Path, arch: str, python: str, *words: str) -> str:
+    "Resolve for another machine. pip itself evaluates markers of the machine it runs on; uv does not"
+    import uv
+
+    command = [uv.find_uv_bin(), "pip", "install", "--dry-run", "--no-build"]
+    command += ["--python-platform", f"{arch}-manylinux_2_34", "--python-version", python]
+    command += ["--target", str(stubs / "nowhere"), "--find-links", str(stubs)]
+    command += [
+        "--default-index",
+        package_index.INDEX,
+        "--index-strategy",
+        "unsafe-best-match",
+    ]
+    command += ["--no-config", "--no-progress", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stderr
+
+
+def resolver_words(line: str, arch: str) -> list[str] | None:
+    "A documented line in the resolver's words; none: nothing of it comes from an index"
+    words = [word for word in shlex.split(line) if not re.match(r"[A-Z_]+=", word)]
+    if words[:2] != ["pip", "install"] or "git+" in line:
+        return None
+    rest = iter(words[2:])
+    found = []
+    for word in rest:
+        if word in ("--extra-index-url", "--no-binary"):
+            next(
+                rest
+            )  # another index: what it serves is a stub here; vllm is built: so is it
+        elif word == "-e":
+            extra = re.fullmatch(r"\.\[(\w+)\]", next(rest))
+            found += ["-r", "pyproject.toml", "--extra", extra[1]]
+        elif word == "--no-build-isolation":
+            pass
+        elif arch == "x86_64" and word.startswith("torch=="):
+            found.append(f"{word}+cpu")
+        else:
+            found.append(word)
+    return found
+
+
+@needs_index
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("python", BEST.versions["python"].split("|"))
+def test_each_documented_line_resolves(stubs, python, arch):
+    "From wheels alone"
+    for line in install_lines(BEST):
+        words = resolver_words(line, arch)
+        if words is not None:
+            resolve(stubs, arch, python, *words)
+
+
+@needs_index
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("python", BEST.versions["python"].split("|"))
+def test_the_lines_together_have_one_solution(stubs, python, arch):
+    "The environment that the last line leaves: nothing in it contradicts anything else in it"
+    words = ["-r", "pyproject.toml", "--extra", "npu", "-c", constraints_file(BEST)]
+    words += [f"vllm=={BEST.versions['vllm']}", "triton-ascend==3.2.2"]
+    solution = resolve(stubs, arch, python, *words)
+    for package in ("torch-npu==2.10.0.post4", "transformers==5.5.4", "vllm==0.23.0+empty"):
+        assert f" + {package}\n" in solution
+
+
+@needs_index
+@pytest.mark.parametrize(
+    ("name", "python"),
+    [(BEST.name, "3.12"), *((name, "3.11") for name in RUNNABLE_STACKS[1:])],
+)
+def test_this_package_fits_into_the_published_images(stubs, name, python):
+    "pip install -c FILE -e . in the container changes none of the stack's parts"
+    stack = KNOWN_STACKS[name]
+    for arch in ARCHITECTURES:
+        words = ["-r", "pyproject.toml", "-c", constraints_file(stack)]
+        solution = resolve(stubs, arch, python, *words)
+        for part in ("torch", "transformers", "megatron-core", "mcore-bridge"):
+            want = stack.versions[part].split("|")[-1]
+            assert f" + {part}=={want}" in solution
+
+
 # ---------------------------------------------------------------- Python 3.12
+
+TORCH_FREE = """
+import sys
+from cookbook_npu.cluster.environment import worker_env
+from cookbook_npu.config import build_config, override
+from cookbook_npu.npu.stack.doctor import examine
+from cookbook_npu.npu.stack.machine import read_machine
+from cookbook_npu.plan.plan import make_plan, model_name
+from cookbook_npu.plan.roles import role_environment
+from cookbook_npu.recipes import RECIPES
+
+assert sys.version_info[:2] == (3, 12)
+for name, build in RECIPES.items():
+    for scale in ("laptop", "910b"):
+        given = {} if scale == "laptop" else {"model": model_name(name), "prompt_data": "d"}
+        config = build(scale, **given)
+        assert build_config(type(config), config.model_dump()) == config
+        assert override(config, {"seed": 7}).seed == 7
+        plan = make_plan(config)
+        assert plan.as_text() and plan.as_json()["phases"]
+        for role in ("trainer", "rollout"):
+            worker_env(role_environment(config, role), kind=role)
+assert examine(read_machine()).as_text()
+assert "torch" not in sys.modules
+print(len(RECIPES), "recipes")
+"""
+
+
+@pytest.fixture(scope="module")
+def python_312() -> str:
+    "A Python 3.12, where the machine has one that runs"
+    found = shutil.which("python3.12")
+    if found is None:
+        pytest.skip("python3.12 is not on PATH")
+    done = subprocess.run([found, "--version"], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"{found} does not run: {done.stderr.strip().splitlines()[0]}")
+    return found
+
+
+@needs_index
+def test_the_part_without_torch_runs_on_python_312(python_312, tmp_path):
+    "Configuration, recipes, plan and doctor, with the few packages that they import"
+    import uv
+
+    command = [uv.find_uv_bin(), "pip", "install", "--quiet", "--python", python_312]
+    command += ["--target", str(tmp_path), "--no-config"]
+    command += ["--default-index", package_index.INDEX]
+    command += ["--constraint", str(ROOT / ".constraints.txt")]
+    command += ["pydantic", "packaging"]
+    subprocess.run(command, check=True, timeout=300)
+    done = subprocess.run(
+        [python_312, "-c", TORCH_FREE],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == f"{len(RECIPES)} recipes\n"
 
 
 # ---------------------------------------------------------------- conda
 
 
+def test_the_conda_environment_is_what_make_run_installs():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    python, pip, lines = environment["dependencies"]
+    assert SpecifierSet(PROJECT["requires-python"]).contains(python.partition("=")[2])
+    assert pip == "pip"
+    constraint, package = lines["pip"]
+    file = constraint.removeprefix("--constraint ")
+    extra = package.removeprefix("--editable .")
+    makefile = (ROOT / "Makefile").read_text()
+    assert f"-c {file}" in makefile and (ROOT / file).is_file()
+    assert f"-e '.{extra}'" in makefile
+    assert extra.strip("[]") in PROJECT["optional-dependencies"]
+
+
 # ---------------------------------------------------------------- support at a glance
+
+
+def test_the_table_of_support_names_what_exists():
+    "One row for each recipe, stack and engine, and each claim links to the test that stands for it"
+    page = (ROOT / "nbs/tutorials/on_910b.ipynb").read_text(encoding="utf-8")
+    rows = re.findall(r'"\| (\w+) \| (vllm-ascend-[\d.]+) \| (\w+) \|(.*)\|\\n"', page)
+    found = {row[:3] for row in rows}
+    engines = ("vllm", "transformers")
+    expected = {(r, s, e) for r in RECIPES for s in RUNNABLE_STACKS for e in engines}
+    # tenants need an engine with several adapters
+    assert found == {
+        row for row in expected if row[::2] != ("qwen3_4b_multi_lora_grpo", "vllm")
+    }
+    for *_, claims in rows:
+        simulated, wheel, source, user = (text.strip() for text in claims.split("|"))
+        for claim in (simulated, wheel, source):
+            assert re.search(
+                r"\]\(\.\./(\.\./tests/[\w/]+\.py|npu/[\w/]+\.ipynb)\)", claim
+            ), claim
+        assert user == "none" or "https://" in user
+
+
+def test_the_changelog_and_the_page_have_the_same_limits():
+    page = json.loads((ROOT / "nbs/tutorials/on_910b.ipynb").read_text(encoding="utf-8"))
+    prose = "\n\n".join("".join(cell["source"]) for cell in page["cells"])
+    changelog = (ROOT / ".docs/pages/changelog.md").read_text(encoding="utf-8")
+    limits = []
+    for text, mark in ((prose, "## Known limits\n"), (changelog, "### Known limits\n")):
+        section = text.partition(mark)[2].partition("\n#")[0]
+        limits.append([line for line in section.splitlines() if line.startswith("- ")])
+    assert limits[0] == limits[1] and len(limits[0]) > 5

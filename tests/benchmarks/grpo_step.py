@@ -1,0 +1,644 @@
+"""A whole GRPO step of this library on the simulated NPU against TRL's GRPOTrainer on plain CPU PyTorch.
+Run by hand:
+
+    pip install trl==1.16.0
+    python tests/benchmarks/grpo_step.py [--sizes S M] [--repeats 7] [--steps 10]
+    python tests/benchmarks/grpo_step.py --device cuda --sizes 0.6B    # both sides on a GPU
+
+Both sides start from the same Hugging Face folder (a tiny random Qwen3), in float32, on one thread, and
+take the same step: the same prompts, 4 x 8 responses of a fixed number of tokens (no end token),
+temperature 1, the same reward function, advantages centred by group (no division by the standard
+deviation: the two add different constants to it), clip 0.2/0.28, sequence mean, no KL term, gradient
+norm clipped at 1, AdamW with the same rates, no logging.
+
+- ours: the driver's own `step` in one process, with `model.fused_kernels` as in the 910B recipe and every
+  phase that a run has: rollout with log-probs, sleep and wake of trainer and engine, log-probs under the
+  trainer, update, weight update with checksums of every tensor.
+- TRL: `GRPOTrainer.train` with `generate` of transformers. Trainer and generator share their weights,
+  so it has no weights to send and nothing to put to sleep; on-policy it skips the log-prob pass.
+
+The gate comes first. One rollout of ours goes through both sides, and through TRL in float64, which
+shows what float32 costs TRL itself. The gradients must differ by less than 1e-6 (largest difference
+over largest entry) or than twice that cost, and the weights after one AdamW step by less than twice
+theirs. No timing is taken otherwise.
+
+Then both run in turns, each time in a fresh process. Printed: the median step of each side over the
+medians of all repeats, its spread over repeats, by processor time (the figure to trust on a busy
+machine; on a GPU it is the clock) and by the clock; the ratio TRL / ours (above 1: ours is faster), also of
+each pair of neighbours; phases; start to first step done; peak memory.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from options import option_parser
+
+TRL = "1.16.0"
+PROMPTS, SAMPLES, RATE = 4, 8, 1e-3
+SIZES = {
+    "S": {"layers": 2, "hidden": 64, "tokens": 32},
+    "M": {"layers": 4, "hidden": 256, "tokens": 128},
+    # 14 million weights
+    "L256": {"layers": 8, "hidden": 384, "tokens": 256},
+    "L1024": {"layers": 8, "hidden": 384, "tokens": 1024},
+    # the shapes of Qwen3-0.6B, for --device cuda
+    "0.6B": {
+        "layers": 28,
+        "hidden": 1024,
+        "tokens": 256,
+        "config": {
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151936,
+        },
+    },
+}
+# what the gate lets pass: a relative difference, or a multiple of float32's own
+GRADIENT = 1e-6
+ROUNDING = 2.0
+Task = dict[str, Any]
+
+
+def reward(ids: list[int]) -> float:
+    """Any function of the response will do; this one differs within every group.
+
+    Over a power of two: TRL keeps rewards in float32, and those of long responses are nearly equal, so
+    that another number's rounding would be seen in the advantages."""
+    return sum(i % 10 for i in ids) / (1 << (9 * len(ids)).bit_length())
+
+
+def used() -> dict[str, float]:
+    "Time and memory that this process has taken so far"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"cpu": time.process_time(), "clock": time.perf_counter(), "peak": peak}
+
+
+# ---- ours
+
+
+class Prompts:
+    "The same prompts in the same order as the other side"
+
+    def __init__(self, task: Task):
+        from transformers import AutoTokenizer
+
+        from cookbook_npu.data.messages import TurnEnd
+        from cookbook_npu.data.sample import Prompt
+
+        tokenizer = AutoTokenizer.from_pretrained(task["folder"])
+        self.turn_end = TurnEnd()
+        self.at = 0
+        self.all = [
+            Prompt(prompt_id=str(i), ids=tokenizer(text)["input_ids"], text=text)
+            for i, text in enumerate(task["prompts"])
+        ]
+
+    def next_draws(self, count: int) -> list:
+        from cookbook_npu.data.prompts import Draw
+
+        self.at += count
+        return [Draw(n, self.all[n]) for n in range(self.at - count, self.at)]
+
+    def end_draw(self, number: int, outcome: str) -> None:
+        "Nothing is resumed here"
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+
+class Rewards:
+    def __init__(self) -> None:
+        from cookbook_npu.data.rewards import Counts, FailingLabels
+
+        self.counts = Counts()
+        self.labels = FailingLabels()
+
+    def grade(self, samples: list) -> list[Any]:
+        from cookbook_npu.data.rewards import Grade
+
+        rewards = [reward(s.response_ids) for s in samples]
+        return [Grade(value, value > 0) for value in rewards]
+
+    def take_reports(self) -> list:
+        return []
+
+
+def start_ours(task: Task) -> Any:
+    "The driver of a run, all workers in this process, engines awake with the first weights"
+    import torch
+    from torch.utils import _device
+
+    # cached here, before names of torch are redirected: transformers needs the originals
+    _device._device_constructors()
+    from cookbook_npu.npu.shims.bootstrap import bootstrap
+
+    bootstrap("trainer")
+    torch.set_num_threads(1)
+    if task.get("mkl"):
+        torch.backends.mkldnn.set_flags(False)
+    from cookbook_npu.cluster.worker_group import LocalWorkerGroup
+    from cookbook_npu.config import override
+    from cookbook_npu.recipes import qwen3_4b_colocate
+    from cookbook_npu.runs.folder import RunFolder
+    from cookbook_npu.runs.metrics import Tracker
+    from cookbook_npu.runs.spans import SpanLog
+    from cookbook_npu.train.driver import Driver
+    from cookbook_npu.train.rollout_worker import Engines
+    from cookbook_npu.train.state import DriverState
+    from cookbook_npu.train.workers import Workers
+
+    longest = max(map(len, task["prompts"])) + task["tokens"]
+    overrides = {
+        "parallel.tensor": 1,
+        "placement.devices": 1,
+        "sampling.max_response_tokens": task["tokens"],
+        "algorithm.use_reference": False,
+        "model.fused_kernels": True,
+        "algorithm.normalize_std": False,
+        "optim.beta2": 0.999,
+        "train.micro_batch_tokens": PROMPTS * SAMPLES * longest,
+        "output.save_samples": False,
+        # trainer and engine share a process
+        "rollout.engine": "transformers",
+    }
+    config = qwen3_4b_colocate(
+        scale="cuda" if task["device"] == "cuda" else "laptop",
+        model=task["folder"],
+        prompts_per_step=PROMPTS,
+        samples_per_prompt=SAMPLES,
+        learning_rate=RATE,
+        num_steps=task["steps"] + 1,  # the last step of a run also saves
+        overrides=overrides,
+    )
+    classes = {
+        "trainer": "cookbook_npu.train.trainer:Trainer",
+        "rollout": "cookbook_npu.train.rollout_worker:RolloutWorker",
+    }
+    kwargs = {"config": config, "hf_path": task["folder"]}
+    trainer, engine = (
+        LocalWorkerGroup.create(name, role, kwargs=kwargs) for name, role in classes.items()
+    )
+    engine.call("engine.sleep")
+    workers = Workers(None, config, task["folder"], trainer, Engines([engine]))
+    tracker = Tracker(span_log=SpanLog(clock=time.process_time))
+    root = tempfile.mkdtemp(dir=Path(task["output"]).parent)
+    folder = RunFolder.create(override(config, {"output.root": root}))
+    state = DriverState(config, workers, Prompts(task), [], Rewards(), folder, tracker)
+    driver = Driver(state)
+    driver.placement.send_first_weights()  # there is nothing to resume
+    return driver
+
+
+def time_ours(task: Task) -> dict[str, Any]:
+    from cookbook_npu.runs.metrics import TIME_PREFIX
+
+    driver = start_ours(task)
+    marks = [used()]
+    phases = []
+    for step in range(task["steps"]):
+        row = driver.step(step)
+        times = driver.state.tracker.spans.take()
+        phases.append({name.removeprefix(TIME_PREFIX): t for name, t in times.items()})
+        marks.append(used())
+        if row["response_length_mean"] != task["tokens"]:
+            raise SystemExit(
+                f"ours: responses of {row['response_length_mean']} tokens on average"
+            )
+    return {"marks": marks, "phases": phases}
+
+
+def gate_ours(task: Task) -> dict[str, Any]:
+    "One rollout, its gradient and the weights after one step, under Hugging Face names"
+    import torch
+
+    from cookbook_npu.model.megatron import export_weights
+    from cookbook_npu.train.batch import make_batch
+    from cookbook_npu.train.train_step import merge_sequences
+
+    driver = start_ours(task)
+    state = driver.state
+    config = state.config
+    trainer = state.trainer.workers[0]
+    prompts = [draw.prompt for draw in state.prompts.next_draws(PROMPTS)]
+    samples = driver.placement.sampler.generate(prompts, SAMPLES, step=0)
+    driver.placement.restarts.sleep_engines()
+    state.trainer.call("wake")
+    batch = make_batch(
+        samples, SAMPLES, config.algorithm, config.global_batch_size, task["tokens"]
+    )
+    # no old log-probs, as in the steps that are timed: they are those of the forward pass itself
+    trainer.forward_backward(batch, batch.optimizer_steps[0])
+    logprobs = merge_sequences(state.trainer.call("trained_logprobs"), len(batch))
+    weights = {p: p.detach().clone() for p in trainer.model.module.parameters()}
+
+    def exported() -> dict[str, Any]:
+        return {n: t.detach().cpu().clone() for n, t in export_weights(trainer.model)}
+
+    # gradients travel through the export as if they were weights: it only cuts and renames
+    with torch.no_grad():
+        for p in weights:
+            p.copy_(p.main_grad)
+        gradient = exported()
+        for p, value in weights.items():
+            p.copy_(value)
+    norm = trainer.optim_step()["grad_norm"]
+    tokens = [{"prompt": s.prompt_ids, "response": s.response_ids} for s in samples]
+    difference = max(
+        abs(a - b)
+        for s, row in zip(samples, logprobs, strict=True)
+        for a, b in zip(s.logprobs, row, strict=True)
+    )
+    return {
+        "tokens": tokens,
+        "gradient": gradient,
+        "weights": exported(),
+        "norm": norm,
+        "logprobs": float(difference),
+    }
+
+
+# ---- TRL
+
+NO_TOKEN = 10**6  # ends a response, and is none of the model's
+
+
+def start_trl(task: Task, steps: int) -> Any:
+    import torch
+
+    torch.set_num_threads(1)
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM
+    from trl import GRPOConfig, GRPOTrainer
+
+    args = GRPOConfig(
+        output_dir=task["output"],
+        max_steps=steps,
+        per_device_train_batch_size=PROMPTS * SAMPLES,
+        gradient_accumulation_steps=1,
+        num_generations=SAMPLES,
+        max_completion_length=task["tokens"],
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        beta=0.0,
+        epsilon=0.2,
+        epsilon_high=0.28,
+        loss_type="grpo",  # mean over the tokens of a sequence, then over sequences
+        scale_rewards="none",
+        shuffle_dataset=False,
+        learning_rate=RATE,
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        bf16=False,
+        use_cpu=task["device"] != "cuda",
+        gradient_checkpointing=False,
+        # none would become the tokenizer's end token when training begins
+        generation_kwargs={"eos_token_id": NO_TOKEN},
+        report_to="none",
+        logging_strategy="no",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    score = lambda completion_ids, **_: [reward(ids) for ids in completion_ids]  # noqa: E731
+    score.__name__ = "reward"
+    data = Dataset.from_dict({"prompt": task["prompts"]})
+    model = AutoModelForCausalLM.from_pretrained(
+        task["folder"], dtype=getattr(torch, task.get("dtype", "float32"))
+    )
+    trainer = GRPOTrainer(model, reward_funcs=score, args=args, train_dataset=data)
+    trainer.eos_token_ids = [NO_TOKEN]
+    return trainer
+
+
+def time_trl(task: Task) -> dict[str, Any]:
+    from transformers import TrainerCallback
+
+    trainer = start_trl(task, task["steps"])
+    marks, phases, generate = [], [], trainer._generate_single_turn
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        began = time.process_time()
+        found = generate(*args, **kwargs)
+        phases.append({"rollout": time.process_time() - began})
+        if {len(ids) for ids in found[0]} != {task["tokens"]}:
+            raise SystemExit(
+                f"TRL: responses of {sorted({len(ids) for ids in found[0]})} tokens"
+            )
+        return found
+
+    class Marks(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            marks.append(used())
+
+        on_step_end = on_train_begin
+
+    trainer._generate_single_turn = timed
+    trainer.add_callback(Marks())
+    trainer.train()
+    return {"marks": marks, "phases": phases}
+
+
+def gate_trl(task: Task) -> dict[str, Any]:
+    "Gradient and weights of the given rollout: everything of TRL's step but the sampling"
+    from transformers import TrainerCallback
+
+    trainer, gradient, prompts = start_trl(task, 1), {}, []
+
+    def given(
+        prompt_ids: list[list[int]], *_: Any, **__: Any
+    ) -> tuple[list[list[int]], None]:
+        prompts.extend(prompt_ids)
+        return [row["response"] for row in task["tokens_given"]], None
+
+    class Keep(TrainerCallback):
+        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+            gradient.update(
+                {n: p.grad.cpu().clone() for n, p in trainer.model.named_parameters()}
+            )
+
+    trainer._generate_single_turn = given
+    trainer.add_callback(Keep())
+    trainer.train()
+    if prompts != [row["prompt"] for row in task["tokens_given"]]:
+        raise SystemExit("TRL: other prompts than ours")
+    weights = {n: p.detach().cpu().clone() for n, p in trainer.model.named_parameters()}
+    return {"gradient": gradient, "weights": weights}
+
+
+# ---- the driver
+
+WORK = {
+    "time-ours": time_ours,
+    "time-trl": time_trl,
+    "gate-ours": gate_ours,
+    "gate-trl": gate_trl,
+}
+
+
+def work(name: str, task_file: Path, result_file: Path) -> None:
+    "One side in its own process"
+    import torch
+
+    from cookbook_npu.npu.shims.torchvision_ops import install_finder
+
+    install_finder()  # TRL imports torchvision
+    torch.save(WORK[name](json.loads(task_file.read_text())), result_file)
+
+
+def in_process(name: str, task: Task, folder: Path) -> dict[str, Any]:
+    "Run one side in a fresh process and read what it found"
+    import torch
+
+    (folder / "task.json").write_text(json.dumps(task))
+    ours = {}
+    if name.endswith("ours") and task["device"] == "npu":
+        ours = {"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_DEVICES": "1"}
+    env = {
+        k: v for k, v in os.environ.items() if not k.startswith("COOKBOOK_NPU_SIM")
+    } | ours
+    env |= {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONWARNINGS": "ignore",
+    }
+    command = [
+        sys.executable,
+        __file__,
+        "--work",
+        name,
+        str(folder / "task.json"),
+        str(folder / "result.pt"),
+    ]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
+    return torch.load(folder / "result.pt", weights_only=False)
+
+
+def furthest(a: dict[str, Any], b: dict[str, Any]) -> tuple[float, str]:
+    "Largest difference, and the tensor it is in"
+    return max((float((a[n] - t).abs().max()), n) for n, t in b.items())
+
+
+def relative(a: dict[str, Any], b: dict[str, Any]) -> tuple[float, str]:
+    "The same over the largest entry"
+    worst, name = furthest(a, b)
+    return worst / max(float(t.abs().max()) for t in b.values()), name
+
+
+def gate(task: Task, folder: Path) -> None:
+    "Both sides make the same of one rollout, or nothing is timed"
+    ours = in_process("gate-ours", task, folder)
+    given = task | {"tokens_given": ours["tokens"]}
+    theirs, exact = (
+        in_process("gate-trl", given | {"dtype": t}, folder) for t in ("float32", "float64")
+    )
+    scale = max(1.0, ours["norm"])  # TRL's gradient is seen after clipping at 1
+    gradient = {n: g / scale for n, g in ours["gradient"].items()}
+    if missing := theirs["gradient"].keys() - gradient.keys():
+        raise SystemExit(f"gate: ours has no gradient of {sorted(missing)[0]}")
+    (found, where), (cost, _) = (
+        relative(g, theirs["gradient"]) for g in (gradient, exact["gradient"])
+    )
+    step, step_cost = (
+        furthest(w, theirs["weights"])[0] / RATE
+        for w in (ours["weights"], exact["weights"])
+    )
+    print(
+        f"  gate: gradients differ by {found:.1e} of the largest entry (in {where}), "
+        f"TRL's own in float64 by {cost:.1e}"
+    )
+    print(
+        f"        weights after a step differ by {step:.1e} of the learning rate, "
+        f"TRL's own in float64 by {step_cost:.1e}"
+    )
+    print(
+        f"        log-probs of our engine and our trainer differ by {ours['logprobs']:.1e}",
+        flush=True,
+    )
+    if not (found < max(GRADIENT, ROUNDING * cost) and step < ROUNDING * step_cost):
+        raise SystemExit(
+            "gate: the two sides do not take the same step: their times would not be comparable"
+        )
+
+
+def summary(result: dict[str, Any], warm: int) -> dict[str, Any]:
+    "Median step of one run, without the first steps"
+    marks = result["marks"]
+    steps = list(zip(marks[:-1], marks[1:], strict=True))[warm:]
+    middle = {
+        kind: statistics.median(b[kind] - a[kind] for a, b in steps)
+        for kind in ("cpu", "clock")
+    }
+    phases = {
+        n: statistics.median(p.get(n, 0.0) for p in result["phases"][warm:])
+        for n in result["phases"][-1]
+    }
+    return middle | {"phases": phases, "start": marks[1]["cpu"], "peak": marks[-1]["peak"]}
+
+
+def show(runs: dict[str, list[dict[str, Any]]]) -> None:
+    over = lambda side, kind: [run[kind] for run in runs[side]]  # noqa: E731
+    for kind, label in (("cpu", "processor time"), ("clock", "clock")):
+        for side in runs:
+            found = over(side, kind)
+            print(
+                f"  {label:14s} {side:5s} {statistics.median(found) * 1e3:8.1f} ms a step"
+                f"   ({min(found) * 1e3:.1f} to {max(found) * 1e3:.1f} over {len(found)} runs)"
+            )
+        pairs = [b / a for a, b in zip(over("ours", kind), over("TRL", kind), strict=True)]
+        ratio = statistics.median(over("TRL", kind)) / statistics.median(over("ours", kind))
+        print(
+            f"  {label:14s} TRL / ours {ratio:.2f}   (pairs {min(pairs):.2f} to {max(pairs):.2f})"
+        )
+    for side, found in runs.items():
+        names = found[0]["phases"]
+        parts = {n: statistics.median(run["phases"][n] for run in found) for n in names}
+        parts["rest"] = statistics.median(over(side, "cpu")) - sum(parts.values())
+        print(
+            f"  phases {side:5s} (ms of processor time): "
+            + ", ".join(f"{n} {t * 1e3:.1f}" for n, t in parts.items())
+        )
+    for side in runs:
+        start, peak = (
+            statistics.median(over(side, "start")),
+            statistics.median(over(side, "peak")),
+        )
+        print(
+            f"  {side:5s} start to first step done {start:.1f} s of processor time, "
+            f"peak memory {peak / 2**20:.0f} MiB"
+        )
+
+
+def build(size: dict[str, Any], folder: Path) -> Path:
+    "The tiny model without an end token, and without the padding token: transformers does not train that"
+    from transformers.utils import logging
+
+    from cookbook_npu.config import TinyConfig
+    from cookbook_npu.data.tokenizer import build_tokenizer
+    from cookbook_npu.model.tiny import hf_config, random_model
+
+    logging.disable_progress_bar()
+    tokenizer = build_tokenizer()
+    tiny = TinyConfig(
+        hidden_size=size["hidden"],
+        num_layers=size["layers"],
+        ffn_size=3 * size["hidden"],
+        init_std=0.1,
+    )
+    config = hf_config(tiny, tokenizer)
+    config.eos_token_id = config.pad_token_id = None
+    for name, value in size.get("config", {}).items():
+        setattr(config, name, value)
+    random_model(config, 0).save_pretrained(folder)
+    # the engine stops at the end tokens of tokenizer and chat template, too
+    tokenizer.eos_token = tokenizer.chat_template = None
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def compare(size: str, args: argparse.Namespace, folder: Path) -> None:
+    s, steps = SIZES[size], args.warm + args.steps
+    task = {
+        "folder": str(build(s, folder / f"model_{size}")),
+        "output": str(folder / "trl"),
+        "tokens": s["tokens"],
+        "steps": steps,
+        "device": args.device,
+        "mkl": args.mkl,
+        # equally long: TRL counts positions from the padding on the left, and the angles that
+        # transformers rounds to float32 would be others than ours
+        "prompts": [
+            f"{10 + 37 * i % 89}+{10 + 53 * i % 87}=" for i in range(1, PROMPTS * steps + 1)
+        ],
+    }
+    print(
+        f"{size}: {s['layers']} layers x {s['hidden']}, "
+        f"{PROMPTS} prompts x {SAMPLES} samples x {s['tokens']} tokens",
+        flush=True,
+    )
+    gate(task, folder)
+    runs: dict[str, list] = {"ours": [], "TRL": []}
+    for _ in range(args.repeats):
+        for side in runs:
+            runs[side].append(
+                summary(in_process(f"time-{side.lower()}", task, folder), args.warm)
+            )
+    show(runs)
+
+
+def main() -> None:
+    parser = option_parser(__doc__)
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        choices=SIZES,
+        default=["S"],
+        help="models to compare (default: S)",
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=7, help="fresh processes of each side (default: 7)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=10, help="timed steps of a process (default: 10)"
+    )
+    parser.add_argument(
+        "--warm", type=int, default=3, help="steps before them, not counted (default: 3)"
+    )
+    parser.add_argument(
+        "--device",
+        choices=["npu", "cuda"],
+        default="npu",
+        help="npu: ours on the simulated NPU, TRL on the CPU; cuda: both on a GPU",
+    )
+    parser.add_argument(
+        "--mkl",
+        action="store_true",
+        help="our matrix products are MKL's, as TRL's are: what is left is not the library's",
+    )
+    parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.work:
+        return work(args.work[0], Path(args.work[1]), Path(args.work[2]))
+    installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    if installed.get("trl") != TRL:
+        found = (
+            f"trl {installed['trl']} is installed"
+            if "trl" in installed
+            else "trl is not installed"
+        )
+        sys.exit(
+            f"{found}: this comparison is written for trl {TRL}. pip install trl=={TRL}"
+        )
+    places = "ours: simulated NPU (one device, TP 1); TRL: CPU"
+    if args.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            sys.exit("--device cuda, and this machine has no GPU that torch can use")
+        places = f"both on {torch.cuda.get_device_name()} (TP 1)"
+    versions = ", ".join(
+        f"{name} {installed[name]}"
+        for name in ("torch", "transformers", "megatron-core", "trl")
+    )
+    print(f"{places}. Float32, one thread. {versions}")
+    with tempfile.TemporaryDirectory() as folder:
+        for size in args.sizes:
+            compare(size, args, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
