@@ -12,30 +12,30 @@ from places import PACKAGE, ROOT, TESTS
 from cookbook_npu.cli import app
 from cookbook_npu.config import config_keys
 
-# reached on 2026-11-28, and 1 % more where a number is large
+# reached on 2026-11-29, and 1 % more where a number is large
 BUDGETS: dict[str, int] = {
-    "lines of front": 6639,
+    "lines of front": 6762,
     "lines of cluster": 2445,
     "lines of contrib": 723,
-    "lines of data": 7107,
-    "lines of model": 3484,
-    "lines of npu": 14035,
-    "lines of plan": 3476,
+    "lines of data": 7266,
+    "lines of model": 3747,
+    "lines of npu": 14060,
+    "lines of plan": 3599,
     "lines of policy": 603,
-    "lines of rl": 1600,
-    "lines of rollout": 4103,
-    "lines of runs": 5416,
+    "lines of rl": 1670,
+    "lines of rollout": 4100,
+    "lines of runs": 5461,
     "lines of targets": 272,
-    "lines of train": 7593,
+    "lines of train": 7653,
     "lines of weights": 977,
-    "lines of the package": 58465,
+    "lines of the package": 59039,
     "notebooks": 187,
-    "configuration keys": 161,
+    "configuration keys": 160,
     "configuration errors": 65,
     "commands": 17,
     "options of commands": 71,
-    "lines of tests": 33733,
-    "lines of notebook examples": 24285,
+    "lines of tests": 35887,
+    "lines of notebook examples": 24462,
     "TEST_LOOPS": 1400,
 }
 
