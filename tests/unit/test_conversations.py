@@ -240,10 +240,11 @@ def test_thoughts_that_are_dropped_or_empty_are_counted_and_unread_keys_named(
 ):
     tokenizer = build_tokenizer()
     tokenizer.chat_template = published("qwen3")
-    chats = [[ASKED, THOUGHT, {**ASKED, "stamp": n}, CHAT[2]] for n in range(2)]
+    first = [{**ASKED, "content": f"{n}?"} for n in range(2)]
+    chats = [[one, THOUGHT, {**ASKED, "stamp": 1}, CHAT[2]] for one in first]
     file = tmp_path / "d.jsonl"
     file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
-    config = DataConfig(apply_chat_template=True, deduplicate=False)
+    config = DataConfig(apply_chat_template=True)
     _, line = ConversationReader(config, ConversationFormat(tokenizer), 500).read(str(file))
     assert "2 with earlier thoughts that the chat template leaves out" in line
     assert "2 with an empty <think> block that is learned" in line
