@@ -122,7 +122,7 @@ def test_weights_by_broadcast_and_its_receiver_dies(undisturbed, tmp_path):
 def test_responses_go_on_under_new_weights(tmp_path):
     "Decoding slower than training: updates meet half-done responses, and every token says its version"
     # an engine is removed with half-done responses, which the other one goes on with
-    slow = {"rollout.simulated_latency": 0.3}
+    slow = {"rollout.simulated_latency": 1.5}
     driver = Driver(configure(tmp_path, "run", **SPLIT, **slow), scale={2: 1, 3: 2, 4: 6})
     assert driver.end() == 0, driver.text()
     # a request that cannot be met leaves the run as it is
