@@ -111,7 +111,7 @@ _TINY_TRIANGLES: Settings = {
     "train.global_batch_size": None,
 }
 
-
+# %% ../nbs/02_recipes.ipynb #6baa9ebf
 def _real_model(settings: Settings) -> Settings:
     "Return what replaces a tiny model's settings where a model is given: a device for each role"
     split = settings.get("placement.mode") == "split"

@@ -122,7 +122,7 @@ def _restored(value: Any, kind: "pa.DataType") -> Any:
         [_restored(v, kind.value_type) for v in value] if types.is_nested(kind) else value
     )
 
-
+# %% ../../nbs/data/03_datasets.ipynb #5b45f529
 def rows_of(batches: "Iterable[pa.RecordBatch | pa.Table]") -> Iterator[dict[str, Any]]:
     "The rows of a table with the values that their author wrote"
     for batch in batches:

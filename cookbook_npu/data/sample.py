@@ -58,7 +58,7 @@ RUN_METADATA = (
     "finish_reason",
 )
 
-
+# %% ../../nbs/data/00_sample.ipynb #4ec903ab
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
     "One question, tokenized"

@@ -122,7 +122,7 @@ def weight_files(folder: Path | str) -> list[Path]:
         "Give a Hugging Face model folder with safetensors weights.",
     )
 
-
+# %% ../../nbs/model/13_folder.ipynb #8131fc9d
 def read_header(file: Path) -> dict[str, Weight]:
     "Return the tensors of a safetensors file by name; raises `DataError` if it is incomplete"
     size = file.stat().st_size
@@ -291,7 +291,7 @@ def unportable(folder: Path | str) -> dict[str, dict[str, Any]]:
         found["preprocessor_config.json"] = images
     return found
 
-
+# %% ../../nbs/model/13_folder.ipynb #9d7147f8
 def make_portable(folder: Path | str) -> None:
     "Add to a model folder what transformers 4 needs; 5 still reads it"
     for name, values in unportable(folder).items():

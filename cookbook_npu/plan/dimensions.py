@@ -176,7 +176,7 @@ FAMILIES = tuple(
 # options of these families that the trainer's model does not have
 _UNSUPPORTED = ("attention_bias", "mlp_bias", "use_sliding_window")
 
-
+# %% ../../nbs/plan/00_dimensions.ipynb #f2a0f1e2
 @dataclass(frozen=True)
 class Dimensions:
     "The dimensions that determine memory and time of a model"
@@ -324,7 +324,7 @@ def dimensions_of(config: Mapping[str, Any], name: str = "model") -> Dimensions:
             "Is the download of the model complete?",
         ) from None
 
-
+# %% ../../nbs/plan/00_dimensions.ipynb #5a9bddf1
 def _dimensions_of(
     family: str, config: Mapping[str, Any], text: Mapping[str, Any], name: str
 ) -> Dimensions:

@@ -290,7 +290,7 @@ def _has_chat_template(folder: Path) -> bool:
             return True
     return False
 
-
+# %% ../../nbs/plan/05_preflight.ipynb #662372f8
 def check_splits(d: Dimensions, config: RunConfig, policy: bool = True) -> None:
     "Raise `ConfigError` for a layout or a length that a model does not support"
     parallel = config.parallel

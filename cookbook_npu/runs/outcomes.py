@@ -190,7 +190,7 @@ _SAMPLING = {
     "sft_loss": None,
 }
 
-
+# %% ../../nbs/runs/15_outcomes.ipynb #b6edb9ac
 def _incomparable(configs: Sequence[RunConfig], settings: Iterable[str]) -> dict[str, str]:
     "Return why a metric of runs with these different settings cannot be compared, by metric"
     keys = [re.sub(r"^tenants\.[^.]+\.", "", key) for key in settings]
