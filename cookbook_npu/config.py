@@ -252,6 +252,7 @@ TASK_NAMES = (
     "countdown",
     "sorting",
     "counting",
+    "sums",
     "calculator",
     "geometry",
     "triangles",

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PARAMETERS', 'Settings', 'qwen3_4b_colocate', 'qwen3_4b_opd', 'qwen3_4b_sft', 'qwen3_4b_multi_lora_grpo',
            'qwen3_30b_a3b_grpo', 'qwen3_5_9b_colocate', 'qwen3_5_9b_async', 'qwen3_vl_8b_grpo', 'qwen3_vl_8b_ppo',
-           'RECIPES', 'prompt_settings', 'Reference', 'Expected', 'Variant', 'Recipe', 'have_prompts', 'find_recipe',
-           'PromptChange', 'prompt_changes', 'parameters_of', 'changed_settings', 'run_command']
+           'smollm2_grpo', 'RECIPES', 'prompt_settings', 'Reference', 'Expected', 'Variant', 'Recipe', 'have_prompts',
+           'find_recipe', 'PromptChange', 'prompt_changes', 'parameters_of', 'changed_settings', 'run_command']
 
 # %% ../nbs/02_recipes.ipynb #e492de37
 import json
@@ -77,6 +77,7 @@ _TASK_SETTINGS: Mapping[str, Settings] = {
     "sorting": _puzzle(16, "exact"),
     "counting": _puzzle(4, "exact"),
     "geometry": _puzzle(4, "exact"),
+    "sums": {**_puzzle(12, "math"), "data.task": {"level": 2}, "data.eval_prompts": 64},
 }
 
 # %% ../nbs/02_recipes.ipynb #76a0e5c6
@@ -157,6 +158,8 @@ def _for_prompts(prompt_data: str, config: RunConfig) -> Settings:
         return {**_CALCULATOR, **_TINY_CALCULATOR, **larger}
     if prompt_data in _TASK_SETTINGS:
         settings = dict(_TASK_SETTINGS[prompt_data])
+        if prompt_data == "sums":
+            return settings | {"data.apply_chat_template": not tiny}
         if config.target.has_tiny_model and not tiny:  # answers in words, not in 4 tokens
             settings |= {"sampling.max_response_tokens": 64}
             if settings.get("reward.scorers") == {"exact": 1.0}:
@@ -234,10 +237,9 @@ class Recipe:
         With `model` those of a run whose model is given, which replace a tiny model's."""
         target = find_target(scale)
         values = {**target.settings, **self.base, **self.at.get(scale, {})}
-        return {
-            **values,
-            **(_real_model(values) if model and target.has_tiny_model else {}),
-        }
+        if not model or not target.has_tiny_model or "model.path" in values:
+            return values
+        return {**values, **_real_model(values)}
 
     def with_settings(self, settings: Settings) -> "Recipe":
         "Return a copy in which `settings` replace its own at every scale"
@@ -870,6 +872,58 @@ qwen3_vl_8b_ppo = Recipe(
     },
 )
 
+# %% ../nbs/02_recipes.ipynb #ea4f93e9
+_SMALL_LORA: Settings = {
+    "algorithm.use_reference": False,
+    "algorithm.old_logprob_source": "rollout",
+    "lora.rank": 16,
+    "rollout.prompts_per_step": 8,
+    "rollout.samples_per_prompt": 8,
+}
+_SMOLLM2: Settings = {
+    **_real_model(_SMALL_LORA),
+    **_TASK_SETTINGS["sums"],
+    "num_steps": 10,
+    "model.path": "smollm2",
+    "model.dtype": "float32",
+    "data.apply_chat_template": True,
+    "data.max_prompt_tokens": 128,
+    "data.prompt_data": "sums",
+    "optim.weight_decay": 0.0,
+    "rollout.eval_every": 10,
+    "rollout.eval_temperature": 0.0,
+    "train.save_every": 10,
+}
+smollm2_grpo = Recipe(
+    name="smollm2_grpo",
+    title="SmolLM2-135M: GRPO of a real model",
+    base=_SMALL_LORA,
+    at={
+        "laptop": _SMOLLM2,
+        "cuda": _SMOLLM2,
+        "910b": {
+            **_REAL_RUN,
+            "parallel.tensor": 1,
+            "placement.devices": 1,
+            "sampling.max_response_tokens": 1024,
+            "optim.learning_rate": 1e-5,
+            "reward.scorers": {"math": 1.0},
+            "rollout.devices_per_engine": 1,
+            "rollout.memory_utilization": 0.35,
+            "train.micro_batch_tokens": 9216,
+            "train.save_every": 20,
+        },
+    },
+    expected={
+        "laptop": Expected(
+            hardware="2 CPU cores, 1 simulated NPU",
+            metrics={"eval_accuracy": {0: 0.17, 10: 0.78}},
+            within=0.05,
+            minutes="1.5 with start-up, steps alone 1.1",
+        )
+    },
+)
+
 # %% ../nbs/02_recipes.ipynb #39b7fad5
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
@@ -883,6 +937,7 @@ RECIPES: dict[str, Recipe] = {
         qwen3_5_9b_async,
         qwen3_vl_8b_grpo,
         qwen3_vl_8b_ppo,
+        smollm2_grpo,
     )
 }
 

@@ -41,7 +41,7 @@ from ..data.prompts import (
     read_pictures,
 )
 from .sample import ImageInput, Prompt
-from .tasks import GENERATED, generated_task
+from .tasks import GENERATED, generated_task, problem_messages
 from .tokenizer import IMAGE_PAD
 from ..errors import ConfigError, DataError
 
@@ -265,8 +265,8 @@ def _from_task(
 ) -> Iterator[tuple[str, str, ChatRecord]]:
     task = generated_task(name, config.task)
     for problem in task.held_out if held_out else task.train:
-        question = {"role": "user", "content": problem.prompt}
-        messages = [question, {"role": "assistant", "content": problem.answer}]
+        messages = problem_messages(problem)
+        messages.append({"role": "assistant", "content": problem.answer})
         prompt_id = f"{name}:{problem.name}"
         record = ChatRecord(messages, [], drawings(problem, prompt_id))
         yield prompt_id, problem.name, record

@@ -47,7 +47,13 @@ from ..data.images import (
 )
 from .messages import ChatFormat, TurnEnd, checked_messages, checked_tools
 from .sample import ImageInput, Prompt
-from .tasks import GENERATED, Problem, Puzzle, generated_task
+from ..data.tasks import (
+    GENERATED,
+    Problem,
+    Puzzle,
+    generated_task,
+    problem_messages,
+)
 from ..errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -385,9 +391,15 @@ class PromptReader:
             images = read_pictures(pictures, self.processor, problem.name, name)
             own: dict[str, Any] = dict(prompt_id=name, label=problem.label, images=images)
             own |= dict(metadata=problem.metadata, place=problem.name)
-            prompts.append(self._prompt(problem.prompt, own))
+            prompts.append(self._prompt(self._content(problem), own))
             self._check_length(prompts[-1])
         return prompts
+
+    def _content(self, problem: Problem | Puzzle) -> str | list[dict[str, Any]]:
+        "The text of a problem; for a chat model with its system message"
+        if not (problem.system and self.format.chat):
+            return problem.prompt
+        return problem_messages(problem)
 
     def _prompt(
         self, content: str | list[dict[str, Any]], own: dict[str, Any]

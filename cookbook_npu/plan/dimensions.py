@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from ..config import Family, ParallelConfig, TinyConfig, check_pipeline
-from ..data.hub import hub_model, local_model
+from ..data.hub import PACKAGED_MODELS, hub_model, local_model
 from ..errors import ConfigError, DataError, MissingError, nearest
 from ..model.folder import (
     least_layers,
@@ -43,6 +43,20 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         rope_parameters=dict(rope_type="default", rope_theta=1e6),
     ),
 }
+PUBLISHED["SmolLM2-135M"] = dict(
+    model_type="llama",
+    hidden_size=576,
+    intermediate_size=1536,
+    num_hidden_layers=30,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    head_dim=64,
+    vocab_size=49152,
+    tie_word_embeddings=True,
+    max_position_embeddings=8192,
+    rms_norm_eps=1e-5,
+    rope_parameters=dict(rope_type="default", rope_theta=1e5),
+)
 PUBLISHED["Qwen3-8B"] = PUBLISHED["Qwen3-4B"] | dict(
     hidden_size=4096, intermediate_size=12288, tie_word_embeddings=False
 )
@@ -149,6 +163,7 @@ PUBLISHED["Qwen3.5-35B-A3B"] = _HYBRID | dict(
 
 # %% ../../nbs/plan/00_dimensions.ipynb #33186fa2
 PUBLISHED_COUNTS = {
+    "SmolLM2-135M": 134_515_008,
     "Qwen3-4B": 4_022_468_096,
     "Qwen3-8B": 8_190_735_360,
     "Qwen3-30B-A3B": 30_532_122_624,
@@ -385,8 +400,10 @@ def dimensions_of_folder(
     names = ("config.json", "adapter_config.json")
     if any((Path(folder) / name).is_file() for name in names):
         return dimensions_of(read_config(folder), Path(folder).name)
+    packaged = PACKAGED_MODELS.get(str(folder))
+    called = packaged.model if packaged else Path(folder).name
     for name in PUBLISHED:
-        if Path(folder).name.lower().startswith(name.lower()):
+        if called.lower().startswith(name.lower()):
             return published_dimensions(name)
     if hub_model(str(folder)):
         return dimensions_of_folder(local_model(str(folder), weights=False))
