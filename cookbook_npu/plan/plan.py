@@ -13,6 +13,7 @@ from typing import Any
 
 
 from ..config import RunConfig
+from ..data.hub import PACKAGED_MODELS
 from ..data.tasks import GENERATED
 from ..errors import ConfigError
 from ..model.first_weights import random_start
@@ -675,12 +676,12 @@ def make_plan(
 
 # %% ../../nbs/plan/04_plan.ipynb #e02d9e69
 def model_name(recipe: str) -> str | None:
-    "Return the published model in the name of a recipe, or None"
+    "Return the published or packaged model in the name of a recipe, or None"
 
     def plain(text: str) -> str:
         return "".join(c for c in text.lower() if c.isalnum())
 
-    for name in PUBLISHED:
+    for name in (*PUBLISHED, *PACKAGED_MODELS):
         if plain(recipe).startswith(plain(name)):
             return name
     return None

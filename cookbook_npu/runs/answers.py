@@ -103,7 +103,8 @@ def _answer(record: Mapping[str, Any]) -> tuple[str, bool | None]:
 
 
 def _question(name: str, record: Mapping[str, Any]) -> tuple[str, str]:
-    prompt = record["metadata"].get("prompt") or name
+    metadata = record["metadata"]
+    prompt = metadata.get("prompt_texts") or metadata.get("prompt") or name
     return shorten(prompt, _SHOWN), str(record.get("label", ""))
 
 

@@ -71,6 +71,7 @@ def _gallery_sample(
 ) -> GallerySample:
     "Return a response for display"
     metadata = record.get("metadata", {})
+    prompt = metadata.get("prompt_texts") or metadata.get("prompt")
     response = record["text"]
     if metadata.get("turn_texts"):
         turns = zip(record["turns"], metadata["turn_texts"], strict=True)
@@ -78,7 +79,7 @@ def _gallery_sample(
     return GallerySample(
         kind,
         step,
-        shorten(metadata.get("prompt") or metadata.get("prompt_id", record["group_id"])),
+        shorten(prompt or metadata.get("prompt_id", record["group_id"])),
         shorten(response),
         _facts(record, group_mean),
         record.get("images") or (),

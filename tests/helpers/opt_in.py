@@ -88,6 +88,7 @@ LANES = (
     ),
     Lane("job-server", 2, NEVER, why_not=no_job_server),
     Lane("upstream", 5, NEVER),
+    Lane("real-model", 6, NEVER),
     Lane(
         "tiny-models",
         3,

@@ -38,6 +38,7 @@ BACKENDS = {
     "qwen3_5_9b_async": ("shm", 0),
     "qwen3_vl_8b_grpo": ("ipc", 2),
     "qwen3_vl_8b_ppo": ("shm", 0),
+    "smollm2_grpo": ("ipc", 2),
 }
 
 

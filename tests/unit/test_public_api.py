@@ -25,6 +25,7 @@ SIGNATURES = {
     "qwen3_5_9b_colocate": PRESET,
     "qwen3_vl_8b_grpo": PRESET,
     "qwen3_vl_8b_ppo": PRESET,
+    "smollm2_grpo": PRESET,
     "make_plan": "config, soc='Ascend910B1', check=True",
     "check_machine": "config, environ=None, files=True",
     "session": "config, resume=None, fresh=False",

@@ -467,27 +467,7 @@ def test_the_conda_environment_is_what_make_run_installs():
     assert extra.strip("[]") in PROJECT["optional-dependencies"]
 
 
-# ---------------------------------------------------------------- support at a glance
-
-
-def test_the_table_of_support_names_what_exists():
-    "One row for each recipe, stack and engine, and each claim links to the test that stands for it"
-    page = (ROOT / "nbs/tutorials/on_910b.ipynb").read_text(encoding="utf-8")
-    rows = re.findall(r'"\| (\w+) \| (vllm-ascend-[\d.]+) \| (\w+) \|(.*)\|\\n"', page)
-    found = {row[:3] for row in rows}
-    engines = ("vllm", "transformers")
-    expected = {(r, s, e) for r in RECIPES for s in RUNNABLE_STACKS for e in engines}
-    # tenants need an engine with several adapters
-    assert found == {
-        row for row in expected if row[::2] != ("qwen3_4b_multi_lora_grpo", "vllm")
-    }
-    for *_, claims in rows:
-        simulated, wheel, source, user = (text.strip() for text in claims.split("|"))
-        for claim in (simulated, wheel, source):
-            assert re.search(
-                r"\]\(\.\./(\.\./tests/[\w/]+\.py|npu/[\w/]+\.ipynb)\)", claim
-            ), claim
-        assert user == "none" or "https://" in user
+# ---------------------------------------------------------------- known limits
 
 
 def test_the_changelog_and_the_page_have_the_same_limits():

