@@ -203,7 +203,8 @@ def gguf_to_folder(file: str, folder: str) -> None:
     path = Path(file)
     read: dict[str, Any] = dict(gguf_file=path.name)
     tokenizer = AutoTokenizer.from_pretrained(path.parent, **read)
-    model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **read)
+    load: Any = AutoModelForCausalLM.from_pretrained
+    model = load(path.parent, dtype=torch.float32, **read)
     # they would say that the weights, which are numbers again, are quantized
     del model.config.quantization_config
     model.hf_quantizer = None
