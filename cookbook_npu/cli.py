@@ -787,7 +787,7 @@ _Bundle = Annotated[
 
 def save_bundle(file: Path, report: Any, runs: Path, run: Path | None) -> str:
     "Write the bundle of a doctor's report, with a run or the newest one; return its description"
-    from .npu.stack.bundle import bundle_text, run_files, write_bundle
+    from .npu.stack.doctor import bundle_text, run_files, write_bundle
     from .runs.folder import OUTPUT_REMEDY, newest_run, storage_errors
 
     with storage_errors(file, OUTPUT_REMEDY):

@@ -138,8 +138,7 @@ def start_ours(task: Task) -> Any:
     from cookbook_npu.runs.spans import SpanLog
     from cookbook_npu.train.driver import Driver
     from cookbook_npu.train.rollout_worker import Engines
-    from cookbook_npu.train.state import DriverState
-    from cookbook_npu.train.workers import Workers
+    from cookbook_npu.train.workers import DriverState, Workers
 
     longest = max(map(len, task["prompts"])) + task["tokens"]
     overrides = {

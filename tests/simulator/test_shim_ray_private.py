@@ -1,4 +1,4 @@
-"""The shims of `npu.shims.ray_private`: each check passes with its shim and fails without."""
+"""The shims of `npu.shims.ray`: each check passes with its shim and fails without."""
 
 from proof import each
 
@@ -8,7 +8,7 @@ test_shim = each(
     ("ray.unused_services", "AttributeError", """
         import ray
         from ray._private.node import Node
-        import cookbook_npu.npu.shims.ray_private
+        import cookbook_npu.npu.shims.ray
         registry.apply("ray.unused_services")
 
         def check():
@@ -19,7 +19,7 @@ test_shim = each(
     ("ray.node_start", "RuntimeError", """
         import ray
         from ray._private import services
-        import cookbook_npu.npu.shims.ray_private
+        import cookbook_npu.npu.shims.ray
         asked = []
 
         def get_node(address, node_id):
@@ -40,7 +40,7 @@ test_shim = each(
         import subprocess, sys, tempfile
         import ray
         from ray._private import services
-        import cookbook_npu.npu.shims.ray_private
+        import cookbook_npu.npu.shims.ray
         registry.apply("ray.worker_command")
 
         def check():
