@@ -23,7 +23,7 @@ from typing import Any
 from ..errors import ConfigError, nearest
 from ..npu.device import allowed_preload
 from ..npu.role_variables import INTERFACE_VARIABLES, ROLE_VARIABLES
-from ..npu.stack.bundle import is_secret
+from ..npu.stack.doctor import is_secret
 
 # %% ../../nbs/cluster/00_environment.ipynb #81e112cb
 # Allocator settings (PYTORCH_*_ALLOC_CONF) and LD_PRELOAD are left to the roles.

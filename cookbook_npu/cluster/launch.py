@@ -73,7 +73,7 @@ class Node:
 
 
 def _ray_command(*words: str) -> list[str]:
-    program = "from cookbook_npu.npu.shims.ray_private import ray_command; ray_command()"
+    program = "from cookbook_npu.npu.shims.ray import ray_command; ray_command()"
     return [sys.executable, "-c", program, *words]
 
 

@@ -41,8 +41,7 @@ from ..npu.device import (
     DeviceType,
     probe_npu,
 )
-from ..npu.shims.ray import check_environment
-from ..npu.shims.ray_private import applied
+from ..npu.shims.ray import applied, check_environment
 from ..scratch import (
     SESSION_PREFIX,
     compiled_env,

@@ -23,8 +23,8 @@ from typing import Any
 from . import prime_verifiers_worker
 from ..data.environments import Environment, Messages, Observation
 from ..data.images import IMAGE_MARK
+from ..data.messages import ToolCall, parse_tool_calls
 from ..data.sample import Prompt
-from ..data.tool_calls import ToolCall, parse_tool_calls
 from ..errors import ConfigError, DataError
 
 # %% ../../nbs/contrib/01_prime_verifiers.ipynb #81865a7a

@@ -30,9 +30,9 @@ from ..config import RewardConfig
 from .equality import evaluate_expression
 from .final_answer import label_text
 from .graders import SCORERS, check_label
+from .messages import ToolCall, parse_tool_calls, without_reasoning
 from .rewards import GradingJob, GradingPool
 from .sample import Prompt
-from .tool_calls import ToolCall, parse_tool_calls, without_reasoning
 from ..errors import ConfigError, import_own, nearest
 from ..removed import REMOVED_VALUES
 

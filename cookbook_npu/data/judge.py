@@ -29,7 +29,7 @@ import httpx
 from ..config import JudgeConfig
 from .graders import opened_in_prompt
 from .hub import answer_within
-from .tool_calls import without_reasoning
+from .messages import without_reasoning
 from ..errors import BudgetSpent, ConfigError, RoleError, StorageError, nearest
 
 # %% ../../nbs/data/23_judge.ipynb #1248dec8

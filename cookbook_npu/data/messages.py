@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['ChatMessages', 'THOUGHTS', 'RENDERING', 'checked_tools', 'checked_messages', 'chat_templates', 'thoughts_of',
-           'template_arguments', 'ChatFormat', 'TurnEnd', 'end_token_ids']
+           'template_arguments', 'ChatFormat', 'TurnEnd', 'end_token_ids', 'ToolCall', 'ToolCallError',
+           'without_reasoning', 'parse_tool_calls']
 
 # %% ../../nbs/data/20_messages.ipynb #70cd5fea
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -397,3 +399,109 @@ def end_token_ids(
     if "default" in chat_templates(tokenizer):
         found.add(ChatFormat(tokenizer, chat=True).turn_end.token)
     return frozenset(token for token in found if token is not None)
+
+# %% ../../nbs/data/20_messages.ipynb #860b52bb
+@dataclass(frozen=True)
+class ToolCall:
+    "A call of a tool"
+
+    name: str  # of the tool
+    arguments: dict[str, Any] = field(default_factory=dict)  # by name
+
+
+@dataclass(frozen=True)
+class ToolCallError:
+    "A malformed call"
+
+    reason: str  # for the policy
+
+# %% ../../nbs/data/20_messages.ipynb #99002cce
+_OPEN = "<tool_call>"
+_CLOSE = "</tool_call>"
+_CALL = re.compile(rf"{_OPEN}(.*?)(?:{_CLOSE}|\Z)", re.DOTALL)
+# Each piece of text can match in one way only: a policy cannot make the search exponential.
+_PARAMETER = re.compile(
+    r"<parameter=([^<>\n]+)>((?:(?!</parameter>).)*)</parameter>\s*", re.DOTALL
+)
+_FUNCTION = re.compile(
+    rf"<function=([^<>\n]+)>\s*((?:{_PARAMETER.pattern})*)</function>", re.DOTALL
+)
+
+
+def without_reasoning(text: str, opened: bool = False) -> str:
+    "The part of a turn after the reasoning"
+    _, closed, answer = text.rpartition("</think>")
+    return "" if opened and not closed else answer.partition("<think>")[0]
+
+
+def _loads(text: str) -> Any:
+    "Parse JSON; None when it is malformed or nested too deeply"
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _read_json(text: str) -> ToolCall | ToolCallError:
+    value = _loads(text)
+    if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
+        value = value["function"]
+    if not isinstance(value, Mapping):
+        return ToolCallError("a tool call must be one JSON object")
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        return ToolCallError("a tool call must have a name")
+    arguments = value.get("arguments", {})
+    if isinstance(arguments, str):
+        arguments = _loads(arguments)
+    if not isinstance(arguments, Mapping):
+        return ToolCallError("the arguments of a tool call must be a JSON object")
+    return ToolCall(name, dict(arguments))
+
+# %% ../../nbs/data/20_messages.ipynb #a30dd667
+def _types(tools: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    "The JSON type of each parameter of a tool, as its schema declares it"
+    for tool in tools:
+        function = tool.get("function", tool)
+        if function.get("name") == name:
+            properties = function.get("parameters", {}).get("properties", {})
+            return {key: schema.get("type") for key, schema in properties.items()}
+    return {}
+
+
+def _read_elements(
+    text: str, tools: Sequence[Mapping[str, Any]]
+) -> ToolCall | ToolCallError:
+    function = _FUNCTION.fullmatch(text)
+    if function is None:
+        return ToolCallError(
+            "a tool call must be <function=name>, then each parameter as "
+            "<parameter=name>value</parameter>, then </function>"
+        )
+    name = function[1].strip()
+    types = _types(tools, name)
+    arguments: dict[str, Any] = {}
+    for key, raw in _PARAMETER.findall(function[2]):
+        # the template puts a value on separate lines
+        value = raw.removeprefix("\n").removesuffix("\n")
+        kind = types.get(key.strip(), "string")
+        parsed = None if kind == "string" else _loads(value)
+        arguments[key.strip()] = value if parsed is None else parsed
+    return ToolCall(name, arguments)
+
+
+def parse_tool_calls(
+    text: str,
+    tools: Sequence[Mapping[str, Any]] = (),  # schemas, as for the chat template
+) -> list[ToolCall | ToolCallError]:
+    "The tool calls of a turn"
+    found: list[ToolCall | ToolCallError] = []
+    for match in _CALL.finditer(without_reasoning(text)):
+        inside = match[1].strip()
+        if not match[0].endswith(_CLOSE):
+            found.append(ToolCallError(f"{_CLOSE} is missing"))
+        elif inside.startswith("<function"):
+            found.append(_read_elements(inside, tools))
+        else:
+            found.append(_read_json(inside))
+    return found

@@ -22,8 +22,7 @@ import torch
 
 from ..errors import ConfigError, DataError, RoleError, StorageError
 from ..heartbeat import reading_files, report_progress
-from .megatron import MegatronModel
-from .optimizer import Optimizer
+from .megatron import MegatronModel, Optimizer
 from ..npu.device import accelerator
 
 # %% ../../nbs/model/06_checkpoint.ipynb #6de31f55

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['NPU', 'CUDA', 'SIMULATE_ENV', 'SIMULATED_DEVICES_ENV', 'AUTOLOAD_ENV', 'ProbeState', 'A3_DEVICE', 'SOCS', 'PORTS',
-           'PRELOAD_ALLOWED', 'DeviceType', 'Probe', 'parse_visible_devices', 'probe_npu', 'probe_simulated',
-           'probe_cuda', 'probe', 'Accelerator', 'accelerator', 'Soc', 'find_soc', 'free_port', 'preloaded_libraries',
-           'allowed_preload', 'import_torch_alone']
+           'PRELOAD_ALLOWED', 'DeviceType', 'Probe', 'parse_visible_devices', 'has_package', 'probe_npu',
+           'probe_simulated', 'probe_cuda', 'probe', 'Accelerator', 'accelerator', 'Soc', 'find_soc', 'free_port',
+           'preloaded_libraries', 'allowed_preload', 'import_torch_alone']
 
 # %% ../../nbs/npu/00_device.ipynb #4736ef91
 import importlib
@@ -102,10 +102,10 @@ def parse_visible_devices(
     return ids
 
 # %% ../../nbs/npu/00_device.ipynb #7744101a
-def _has_package(name: str) -> bool:
+def has_package(name: str) -> bool:
     "Return whether `name` could be imported, without importing it"
     if name in sys.modules:
-        return True
+        return sys.modules[name] is not None
     try:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
@@ -138,7 +138,7 @@ def _loaded_npus() -> int:
 def probe_npu(env: Mapping[str, str] | None = None) -> Probe:
     "Look for a real Ascend NPU"
     env = os.environ if env is None else env
-    if _simulator_loaded() or not _has_package(NPU.package):
+    if _simulator_loaded() or not has_package(NPU.package):
         return Probe(NPU, "absent", 0, "torch_npu is not installed")
     loaded = _loaded_npus()
     if loaded:
@@ -177,7 +177,7 @@ def probe_simulated(env: Mapping[str, str] | None = None) -> Probe:
 def probe_cuda(env: Mapping[str, str] | None = None) -> Probe:
     "Look for CUDA devices"
     env = os.environ if env is None else env
-    if not _has_package("torch") or not _built_for_cuda():
+    if not has_package("torch") or not _built_for_cuda():
         return Probe(CUDA, "absent", 0, "no CUDA build of torch is installed")
     nodes = len(glob(CUDA.nodes))
     if not nodes:

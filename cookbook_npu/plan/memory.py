@@ -200,17 +200,14 @@ def host_optimizer_bytes(
     return HOST_STATE_BYTES * share if config.optim.cpu_offload else 0
 
 # %% ../../nbs/plan/01_memory.ipynb #b65620e5
-def _routed_width(d: Dimensions) -> int:
-    "Return the width of the copies of a token that go to its experts and come back"
-    return 2 * d.experts_per_token * d.hidden if d.experts else 0
-
-
 def layer_elements(d: Dimensions, tensor: int = 1) -> int:
     "Return the elements that autograd keeps per layer and token"
     h = d.hidden // tensor
+    # copies of a token go to its experts and come back
+    routed = 2 * d.experts_per_token * d.hidden if d.experts else 0
     return (
         5 * d.active_ffn // tensor
-        + _routed_width(d) // tensor
+        + routed // tensor
         + 4 * h
         + (4 * d.q + 3 * d.k) // tensor
         + 4 * d.head_dim
@@ -350,21 +347,20 @@ def critic_training(d: Dimensions, config: RunConfig) -> list[Component]:
     return [whole, *tower_activations(d, config, tokens)]
 
 # %% ../../nbs/plan/01_memory.ipynb #a269f31d
+def _forward_pass(
+    d: Dimensions, config: RunConfig, tokens: int, head: int, *knobs: str
+) -> list[Component]:
+    "Return the peak of a forward pass: one layer's feed-forward block, or the head"
+    block = 5 * d.active_ffn // config.parallel.tensor + 3 * d.hidden
+    peak = max(ELEMENT_BYTES[config.model.dtype] * tokens * block, head if d.head else 0)
+    return [Component("forward pass", peak, (*_TOKENS, "parallel.tensor", *knobs))]
+
+
 def _valuing(d: Dimensions, config: RunConfig) -> list[Component]:
     "Return the peak of a forward pass of the critic"
     tokens, response = rank_share(config)
-    element = ELEMENT_BYTES[config.model.dtype]
-    block = element * tokens * (5 * d.active_ffn // config.parallel.tensor + 3 * d.hidden)
-    head = (element * tokens + 4 * response) * d.hidden if d.head else 0
-    knobs = (*_TOKENS, "parallel.tensor")
-    return [Component("forward pass", max(block, head), knobs)]
-
-
-def _critic_phases(d: Dimensions, config: RunConfig) -> dict[str, list[Component]]:
-    "Return the components of the critic's phases, besides the state"
-    if not config.has_critic:
-        return {}
-    return {"values": _valuing(d, config), "critic_train": critic_training(d, config)}
+    head = (ELEMENT_BYTES[config.model.dtype] * tokens + 4 * response) * d.hidden
+    return _forward_pass(d, config, tokens, head)
 
 
 def scoring(
@@ -374,18 +370,10 @@ def scoring(
 ) -> list[Component]:
     "A forward pass without gradients at its peak: one layer's feed-forward block, or a chunk of logits"
     tokens = tokens or rank_share(config)[0]
-    tensor = config.parallel.tensor
-    element = ELEMENT_BYTES[config.model.dtype]
-    block = element * tokens * (5 * d.active_ffn // tensor + 3 * d.hidden)
     chunk = min(config.train.logprob_chunk_tokens, tokens)
-    head = 3 * 4 * chunk * -(-d.vocab // tensor) + 2 * element * tokens * d.hidden
-    return [
-        Component(
-            "forward pass",
-            max(block, head if d.head else 0),
-            (*_TOKENS, "parallel.tensor", "train.logprob_chunk_tokens"),
-        )
-    ]
+    head = 3 * 4 * chunk * -(-d.vocab // config.parallel.tensor)
+    head += 2 * ELEMENT_BYTES[config.model.dtype] * tokens * d.hidden
+    return _forward_pass(d, config, tokens, head, "train.logprob_chunk_tokens")
 
 # %% ../../nbs/plan/01_memory.ipynb #5cb7a4aa
 Role = Literal["trainer", "rollout"]
@@ -563,15 +551,16 @@ def planned_cache(
 # %% ../../nbs/plan/01_memory.ipynb #5323c4ae
 def teachers_of(config: RunConfig) -> list[Dimensions]:
     "Return the dimensions of each teacher of a run"
-    found = []
-    for name in config.teachers:
-        if is_tiny(name):
-            found.append(
-                dimensions_of_tiny(teacher_model(config, name)[0], TINY_VOCABULARY)
-            )
-        else:
-            found.append(dimensions_of_folder(name))
-    return found
+    return [
+        dimensions_of_tiny(teacher_model(config, name)[0], TINY_VOCABULARY)
+        if is_tiny(name)
+        else dimensions_of_folder(name)
+        for name in config.teachers
+    ]
+
+
+def _largest(passes: list[list[Component]]) -> list[Component]:
+    return max(passes, key=lambda parts: sum(c.nbytes for c in parts))
 
 
 def _reward_model_phases(config: RunConfig) -> dict[str, list[Component]]:
@@ -585,7 +574,7 @@ def _reward_model_phases(config: RunConfig) -> dict[str, list[Component]]:
         nbytes = element * critic_parameters(d, config)
         weights = Component("reward model weights", nbytes, keys)
         found.append([weights, *_valuing(d, config)])
-    return {"reward_model": max(found, key=lambda p: sum(c.nbytes for c in p))}
+    return {"reward_model": _largest(found)}
 
 
 def _teacher_phases(config: RunConfig) -> dict[str, list[Component]]:
@@ -596,9 +585,7 @@ def _teacher_phases(config: RunConfig) -> dict[str, list[Component]]:
         keys = ("distill.teacher", "parallel.tensor", "parallel.expert")
         weights = Component("teacher weights", nbytes, keys)
         found.append([weights, *scoring(d, config)])
-    if not found:
-        return {}
-    return {"teacher_logprobs": max(found, key=lambda p: sum(c.nbytes for c in p))}
+    return {"teacher_logprobs": _largest(found)} if found else {}
 
 # %% ../../nbs/plan/01_memory.ipynb #53f4a011
 _BUCKET = ("placement.bucket_bytes",)
@@ -708,7 +695,12 @@ def _sft_phases(d: Dimensions, config: RunConfig) -> list[MemoryPhase]:
 def _computing(d: Dimensions, config: RunConfig) -> dict[str, list[Component]]:
     "Return the components of the phases in which the trainer computes, besides the state"
     phases = _reward_model_phases(config)
-    phases |= {"logprobs": scoring(d, config), **_critic_phases(d, config)}
+    phases["logprobs"] = scoring(d, config)
+    if config.has_critic:
+        phases |= {
+            "values": _valuing(d, config),
+            "critic_train": critic_training(d, config),
+        }
     phases |= _teacher_phases(config)
     phases["actor_train"] = training(d, config)
     cache = allocator_cache(config)

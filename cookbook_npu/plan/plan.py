@@ -47,14 +47,15 @@ from ..plan.memory import (
     trainer_parameters,
 )
 from .preflight import check_models
-from .published import PublishedRun, nearest_run
 from .roles import megatron_arguments, variables_table, vllm_arguments
 from ..plan.time import (
     Estimate,
+    PublishedRun,
     error_text,
     estimate,
     evaluation_estimate,
     later_turns,
+    nearest_run,
 )
 from ..recipes import prompt_changes
 from ..terminal import counted, fit

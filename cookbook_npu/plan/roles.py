@@ -24,7 +24,7 @@ from ..npu.role_variables import (
     SHIMS_ENV,
 )
 from ..npu.shims.memory_saver import required_environment
-from ..npu.stack.bundle import is_secret
+from ..npu.stack.doctor import is_secret
 from .dimensions import Dimensions
 from .memory import capacity_of, model_of, planned_cache
 
@@ -240,8 +240,7 @@ def architecture(d: Dimensions) -> dict[str, Any]:
 
 def megatron_arguments(d: Dimensions, config: RunConfig) -> dict[str, Any]:
     "Return the arguments of Megatron's model, data parallelism and optimizer"
-    from ..model.megatron import ddp_options, run_options
-    from ..model.optimizer import optimizer_options
+    from ..model.megatron import ddp_options, optimizer_options, run_options
 
     options = run_options(config.model, config.parallel, config.train.megatron_args)
     options["params_dtype"] = str(options["params_dtype"]).removeprefix("torch.")

@@ -4,15 +4,17 @@
 
 # %% auto #0
 __all__ = ['EpisodeOutcome', 'ObservationTokens', 'EnvironmentAnswer', 'SUMMARY_FIELDS', 'Episode', 'continue_episode',
-           'EpisodeBatch', 'EnvironmentPool', 'EpisodeRunner', 'InitialPromptLength', 'episode_metrics']
+           'EpisodeBatch', 'EnvironmentPool', 'EpisodeRunner', 'InitialPromptLength', 'episode_metrics',
+           'EpisodeStream']
 
 # %% ../../nbs/rollout/04_episodes.ipynb #4c32e40a
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -375,3 +377,75 @@ def episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
         means["last_answer_reward_mean"] = [a[-1] if a else 0.0 for a in answers]
     metrics = {f"env/{name}": float(np.mean(values)) for name, values in means.items()}
     return metrics | {"env/tool_error_ratio": errors / max(calls, 1)}
+
+# %% ../../nbs/rollout/04_episodes.ipynb #490eb4ac
+class EpisodeStream:
+    "Episodes that take their turns independently"
+
+    def __init__(
+        self,
+        runner: EpisodeRunner,
+        changed: threading.Condition,  # the lock, reentrant
+        # start(work, *args) in a thread whose errors are reported
+        start: Callable[..., Any],
+        on_answer: Callable[[Episode], None],  # called with the lock
+    ):
+        self.runner = runner
+        self.changed = changed
+        self.start = start
+        self.on_answer = on_answer
+        self.closed = False
+
+    def begin(
+        self, requests: Sequence[Request], prompt: Prompt, limit: int
+    ) -> dict[int, Episode]:
+        "Start an episode for each request; `on_answer` reports when it can be sampled"
+        episodes = {request.index: Episode(request, prompt) for request in requests}
+        for episode in episodes.values():
+            self._wait_for(episode, None, self.runner.start_reset(episode), limit)
+        return episodes
+
+    def take(self, episode: Episode, sample: Sample, limit: int) -> bool:
+        "Record a turn of the policy; return False if the episode has ended"
+        if not episode.take(sample):
+            self.runner.environments.release([episode])
+            return False
+        self._wait_for(episode, sample, self.runner.start_step(episode, sample), limit)
+        return True
+
+    def drop(self, episodes: Sequence[Episode]) -> None:
+        "End episodes; environments in a call are free after their answer"
+        for episode in episodes:
+            episode.dropped = True
+        self.runner.environments.release([e for e in episodes if not e.waits])
+
+    def close(self) -> None:
+        "Ignore all further answers"
+        with self.changed:
+            self.closed = True
+
+    def _wait_for(
+        self,
+        episode: Episode,
+        sample: Sample | None,
+        call: Future[EnvironmentAnswer],
+        limit: int,
+    ) -> None:
+        episode.waits = True
+
+        def answered(call: Future[EnvironmentAnswer]) -> None:
+            with self.changed:  # in an environment thread: hand over to `start`
+                if not self.closed:
+                    self.start(record, call.result())
+
+        def record(answer: EnvironmentAnswer) -> None:
+            self.runner.record_answer(episode, sample, answer, limit)
+            with self.changed:
+                episode.waits = False
+                over = episode.dropped or episode.outcome is not None
+                if over or episode.failure is not None:
+                    self.runner.environments.release([episode])
+                if not episode.dropped:
+                    self.on_answer(episode)
+
+        call.add_done_callback(answered)

@@ -40,13 +40,13 @@ from ..rollout.engine import (
     Engine,
     RequestState,
     SamplingParams,
+    SharedDecoder,
     check_logits,
     expert_shapes,
     sample_tokens,
     token_logprobs,
     uniforms,
 )
-from .mixed_batch import SharedDecoder
 from ..weights.checksum import checksums
 
 # %% ../../nbs/rollout/01_transformers.ipynb #82c0874a

@@ -69,10 +69,10 @@ from ..rollout.engine import (
     WAKE_TAGS,
     Engine,
     RequestState,
+    SharedDecoder,
     derive_seed,
     expert_shapes,
 )
-from .mixed_batch import SharedDecoder
 from .vllm_lora import VllmAdapter, lora_arguments, remove_adapter
 from ..weights.checksum import checksums
 

@@ -29,8 +29,7 @@ from ..errors import (
 from ..rl.filters import reward_nonzero_std
 from ..rl.staleness import StalenessGate, staleness_metrics
 from ..rollout.engine import Request
-from ..rollout.episodes import Episode
-from ..rollout.streamed_episodes import EpisodeStream
+from ..rollout.episodes import Episode, EpisodeStream
 from .recovery import Failures
 from ..train.sampling import (
     Grading,
@@ -40,7 +39,7 @@ from ..train.sampling import (
     make_requests,
     missing_reward,
 )
-from .state import DriverState
+from .workers import DriverState
 
 # %% ../../nbs/train/11_async_sampling.ipynb #819b2904
 class RunningGroup:

@@ -25,9 +25,8 @@ from ..errors import (
 from ..plan.preflight import receiving_machines
 from .async_sampling import AsyncSampler
 from .rollout_worker import Engines
-from .state import DriverState
 from .weight_update import releasing_weights
-from .workers import slots_of_engine
+from .workers import DriverState, slots_of_engine
 from ..weights.broadcast import UpdateGroup, give_up, open_store
 from ..weights.manifest import Manifest, merge_manifests
 

@@ -31,7 +31,7 @@ from ..runs.folder import (
 from ..runs.metrics import is_step
 
 if TYPE_CHECKING:
-    from ..train.state import DriverState
+    from ..train.workers import DriverState
 
 # %% ../../nbs/train/06_checkpointing.ipynb #3798870d
 def due(

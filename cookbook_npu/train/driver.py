@@ -31,7 +31,6 @@ from .checkpointing import CheckpointManager, due
 from .recovery import EngineRestarts, Failures, Recovery
 from .sampling import Grading, Rollout, Sampler
 from .sft import conversation_sample
-from .state import DriverState
 from ..train.train_step import (
     STEPS_TO_STOP,
     LogprobDiffAlarm,
@@ -40,6 +39,7 @@ from ..train.train_step import (
     held_out_loss,
 )
 from .weight_update import WeightUpdate
+from .workers import DriverState
 
 # %% ../../nbs/train/13_driver.ipynb #1d39d351
 def evaluates_after(config: RunConfig, step: int) -> bool:

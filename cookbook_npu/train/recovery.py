@@ -22,7 +22,7 @@ from ..train.checkpointing import (
     newest_checkpoint,
     truncate_run,
 )
-from .state import DriverState
+from .workers import DriverState
 
 _T = TypeVar("_T")
 

@@ -20,10 +20,9 @@ from ..model.first_weights import teacher_folder
 from ..model.logprobs import packed_logprobs
 from ..model.megatron import load_model
 from ..model.packing import TokenBatch
-from ..model.value_head import packed_values
 from ..rl.sequences import token_names
 from .batch import Batch, RowValues
-from .critic import build_critic
+from .critic import build_critic, packed_values
 from .offload import HostOffloader
 from .sft import supervised_loss
 from ..train.trainer import (

@@ -23,8 +23,8 @@ from ..rl.filters import DynamicSampling
 from ..rollout.engine import Request, derive_seed
 from ..rollout.episodes import EpisodeRunner, episode_metrics
 from .recovery import EngineRestarts
-from .state import DriverState
 from .weight_update import WeightUpdate
+from .workers import DriverState
 
 # %% ../../nbs/train/10_sampling.ipynb #0e9af03b
 def make_requests(

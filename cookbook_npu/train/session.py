@@ -77,8 +77,7 @@ from ..stop import (
 from ..terminal import counted
 from .checkpointing import base_model, open_folder, save_base_model
 from .driver import Driver
-from .state import DriverState
-from .workers import Workers, start_workers
+from .workers import DriverState, Workers, start_workers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -45,8 +45,13 @@ from ..model.megatron import (
     load_model,
 )
 from ..npu.device import Accelerator, accelerator
-from ..rollout.engine import Engine, Request, SamplingParams
-from ..rollout.mixed_batch import SharedDecoder, generate_together
+from ..rollout.engine import (
+    Engine,
+    Request,
+    SamplingParams,
+    SharedDecoder,
+    generate_together,
+)
 from ..rollout.transformers import AdapterEngine, share_decoder
 from ..runs.folder import RunFolder
 from .batch import Batch, PerSequence, complete_batch, make_batch

@@ -47,7 +47,7 @@ from ..train.batch import (
     teacher_of,
 )
 from .sft import conversation_sample, make_sft_batch
-from .state import DriverState
+from .workers import DriverState
 
 # %% ../../nbs/train/07_train_step.ipynb #eb9d7544
 def merge_sequences(answers: Sequence[RowValues], count: int) -> PerSequence:

@@ -38,19 +38,21 @@ from ..model.logprobs import packed_logprobs
 from ..model.lora import adapter_off, without_dropout, write_adapter
 from ..model.megatron import (
     MegatronModel,
+    Optimizer,
+    build_optimizer,
     export_adapter,
     export_weights,
     free_megatron_buffers,
     init_parallel,
     load_model,
 )
-from ..model.micro_batching import (
+from ..model.packing import (
+    LAYOUTS,
+    TokenBatch,
     check_lengths,
     plan_micro_batches,
     sequence_cost,
 )
-from ..model.optimizer import Optimizer, build_optimizer
-from ..model.packing import LAYOUTS, TokenBatch
 from ..model.routing_replay import stop_replay
 from ..model.vision import (
     check_image_runs,

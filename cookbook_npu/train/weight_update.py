@@ -14,7 +14,7 @@ from typing import Any
 from ..cluster.worker_group import Future, WorkerGroup
 from ..errors import ConfigError, WeightUpdateError
 from ..plan.memory import why_no_handles
-from .state import DriverState
+from .workers import DriverState
 from ..weights.manifest import Manifest, merge_manifests
 
 # %% ../../nbs/train/08_weight_update.ipynb #a9c7400c

@@ -4,22 +4,37 @@
 
 # %% auto #0
 __all__ = ['DEVICE_SHARE', 'RESTART_ENV', 'Env', 'machine_share', 'start_trainer', 'slots_of_engine', 'start_engine', 'Workers',
-           'put_to_sleep', 'start_groups', 'start_workers']
+           'put_to_sleep', 'start_groups', 'start_workers', 'DriverState']
 
 # %% ../../nbs/train/04_workers.ipynb #d1ed0f5f
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
+from typing import Any, NoReturn
 
 
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import LocalWorkerGroup, RayWorkerGroup, WorkerGroup
 from ..config import RunConfig
-from ..errors import DeviceError, EngineError, RoleError
+from ..data.prompts import PromptDataset
+from ..data.rewards import RewardPool
+from ..data.sample import Prompt
+from ..errors import (
+    BudgetSpent,
+    DeviceError,
+    EngineError,
+    RoleError,
+    StorageError,
+)
 from ..plan.roles import MachineShare, role_environment
+from ..rollout.episodes import EpisodeRunner
+from ..runs.folder import RunFolder
+from ..runs.metrics import Tracker
+from ..stop import RunStopped, resume_hint
 from .rollout_worker import CONTROL_METHODS, Engines
 
 # %% ../../nbs/train/04_workers.ipynb #2a486d3d
@@ -221,3 +236,63 @@ def start_workers(cluster: Cluster, config: RunConfig, hf_path: str) -> Workers:
         config.target.engines_start_first,
     )
     return Workers(cluster, config, hf_path, trainer, Engines(groups))
+
+# %% ../../nbs/train/04_workers.ipynb #4b0c1649
+@dataclass
+class DriverState:
+    "The parts of a run, and its progress"
+
+    config: RunConfig
+    workers: Workers
+    prompts: PromptDataset  # for training
+    held_out: list[Prompt]  # for evaluation
+    rewards: RewardPool
+    folder: RunFolder
+    tracker: Tracker
+    version: int = -1  # weight version of the engines; -1: none yet
+    start_step: int = 0  # steps done before the loop starts or resumes
+    episodes: EpisodeRunner | None = None  # environments; None: single turn
+    tenant: str = ""  # name in the run of several tenants that `folder` is part of
+
+    @property
+    def trainer(self) -> WorkerGroup:
+        "The present trainer ranks: a new group after a restart"
+        return self.workers.trainer
+
+    @property
+    def engines(self) -> Engines:
+        return self.workers.engines
+
+    def resume_state(self) -> dict[str, Any]:  # JSON-able
+        "Return what the driver needs to resume from here"
+        return {
+            "version": self.version,
+            "prompts": self.prompts.state(),
+            "labels": self.rewards.labels.state(),
+        }
+
+    def load_resume_state(self, saved: Mapping[str, Any], step: int) -> None:
+        "Restore a resume state; raises `StorageError` for one of another version"
+        missing = sorted(self.resume_state().keys() - saved.keys())
+        if missing:
+            raise StorageError(
+                f"the checkpoint of step {step} has no {', '.join(missing)} of the driver",
+                "An older version of this package wrote it: resume with that, or start a new run.",
+            )
+        self.prompts.load_state(saved["prompts"])
+        self.rewards.labels.load_state(saved["labels"])
+        self.version = saved["version"]
+        self.start_step = step
+
+    def stop_before(self, step: int, spent: BudgetSpent | None = None) -> NoReturn:
+        "Record an event and raise `RunStopped` with the command to resume"
+        self.start_step = step
+        hint = resume_hint(self.folder.path)
+        key = f"tenants.{self.tenant}." if self.tenant else ""
+        place = f"stopped at step {step} of {self.config.num_steps}"
+        if spent is None:
+            self.folder.event("stopped", step=step)
+            raise RunStopped(f"{place}; {hint}")
+        self.folder.event("budget_spent", step=step, key=spent.key, limit=spent.limit)
+        larger = json.dumps({f"{key}{spent.key}": 2 * spent.limit})
+        raise RunStopped(f"{place}: {spent.what}; {hint} -p overrides '{larger}'")

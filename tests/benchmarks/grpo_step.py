@@ -1,31 +1,23 @@
 """A whole GRPO step of this library on the simulated NPU against TRL's GRPOTrainer on plain CPU PyTorch.
-Run by hand:
 
     pip install trl==1.16.0
     python tests/benchmarks/grpo_step.py [--sizes S M] [--repeats 7] [--steps 10]
     python tests/benchmarks/grpo_step.py --device cuda --sizes 0.6B    # both sides on a GPU
 
-Both sides start from the same Hugging Face folder (a tiny random Qwen3), in float32, on one thread, and
-take the same step: the same prompts, 4 x 8 responses of a fixed number of tokens (no end token),
-temperature 1, the same reward function, advantages centred by group (no division by the standard
-deviation: the two add different constants to it), clip 0.2/0.28, sequence mean, no KL term, gradient
-norm clipped at 1, AdamW with the same rates, no logging.
+Both sides start from the same folder (a tiny random Qwen3), in float32, on one thread, and take the same
+step: 4 x 8 responses of a fixed number of tokens, temperature 1, the same reward, advantages centred by
+group and not divided by the standard deviation (each adds another constant to it), clip 0.2/0.28, sequence
+mean, no KL term, gradient norm clipped at 1, AdamW with the same rates, no logging. Ours is the driver's
+`step` in one process with every phase of a run; TRL shares its weights between trainer and generator, and
+skips the log-prob pass.
 
-- ours: the driver's own `step` in one process, with `model.fused_kernels` as in the 910B recipe and every
-  phase that a run has: rollout with log-probs, sleep and wake of trainer and engine, log-probs under the
-  trainer, update, weight update with checksums of every tensor.
-- TRL: `GRPOTrainer.train` with `generate` of transformers. Trainer and generator share their weights,
-  so it has no weights to send and nothing to put to sleep; on-policy it skips the log-prob pass.
+The gate comes first: one rollout of ours goes through both sides, and through TRL in float64, which shows
+what float32 costs TRL itself. The gradients must differ by less than 1e-6 of the largest entry or than
+twice that cost, the weights after one AdamW step by less than twice theirs. No timing is taken otherwise.
 
-The gate comes first. One rollout of ours goes through both sides, and through TRL in float64, which
-shows what float32 costs TRL itself. The gradients must differ by less than 1e-6 (largest difference
-over largest entry) or than twice that cost, and the weights after one AdamW step by less than twice
-theirs. No timing is taken otherwise.
-
-Then both run in turns, each time in a fresh process. Printed: the median step of each side over the
-medians of all repeats, its spread over repeats, by processor time (the figure to trust on a busy
-machine; on a GPU it is the clock) and by the clock; the ratio TRL / ours (above 1: ours is faster), also of
-each pair of neighbours; phases; start to first step done; peak memory.
+Then both run in turns, each time in a fresh process: medians over steps and repeats, their spread, by
+processor time (the figure to trust on a busy machine; on a GPU the clock); the ratio TRL / ours; phases;
+start; memory.
 """
 
 import argparse
@@ -48,22 +40,13 @@ PROMPTS, SAMPLES, RATE = 4, 8, 1e-3
 SIZES = {
     "S": {"layers": 2, "hidden": 64, "tokens": 32},
     "M": {"layers": 4, "hidden": 256, "tokens": 128},
-    # 14 million weights
-    "L256": {"layers": 8, "hidden": 384, "tokens": 256},
+    "L256": {"layers": 8, "hidden": 384, "tokens": 256},  # 14 million weights
     "L1024": {"layers": 8, "hidden": 384, "tokens": 1024},
-    # the shapes of Qwen3-0.6B, for --device cuda
-    "0.6B": {
-        "layers": 28,
-        "hidden": 1024,
-        "tokens": 256,
-        "config": {
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "vocab_size": 151936,
-        },
-    },
+    "0.6B": {"layers": 28, "hidden": 1024, "tokens": 256},  # of Qwen3, for --device cuda
 }
+SHAPE_06B = dict(
+    num_attention_heads=16, num_key_value_heads=8, head_dim=128, vocab_size=151936
+)
 # what the gate lets pass: a relative difference, or a multiple of float32's own
 GRADIENT = 1e-6
 ROUNDING = 2.0
@@ -155,8 +138,7 @@ def start_ours(task: Task) -> Any:
     from cookbook_npu.runs.spans import SpanLog
     from cookbook_npu.train.driver import Driver
     from cookbook_npu.train.rollout_worker import Engines
-    from cookbook_npu.train.state import DriverState
-    from cookbook_npu.train.workers import Workers
+    from cookbook_npu.train.workers import DriverState, Workers
 
     longest = max(map(len, task["prompts"])) + task["tokens"]
     overrides = {
@@ -212,9 +194,7 @@ def time_ours(task: Task) -> dict[str, Any]:
         phases.append({name.removeprefix(TIME_PREFIX): t for name, t in times.items()})
         marks.append(used())
         if row["response_length_mean"] != task["tokens"]:
-            raise SystemExit(
-                f"ours: responses of {row['response_length_mean']} tokens on average"
-            )
+            raise SystemExit(f"ours: {row['response_length_mean']} tokens on average")
     return {"marks": marks, "phases": phases}
 
 
@@ -253,14 +233,12 @@ def gate_ours(task: Task) -> dict[str, Any]:
         for p, value in weights.items():
             p.copy_(value)
     norm = trainer.optim_step()["grad_norm"]
-    tokens = [{"prompt": s.prompt_ids, "response": s.response_ids} for s in samples]
+    pairs = zip((s.logprobs for s in samples), logprobs, strict=True)
     difference = max(
-        abs(a - b)
-        for s, row in zip(samples, logprobs, strict=True)
-        for a, b in zip(s.logprobs, row, strict=True)
+        abs(a - b) for own, row in pairs for a, b in zip(own, row, strict=True)
     )
     return {
-        "tokens": tokens,
+        "tokens": [{"prompt": s.prompt_ids, "response": s.response_ids} for s in samples],
         "gradient": gradient,
         "weights": exported(),
         "norm": norm,
@@ -332,10 +310,8 @@ def time_trl(task: Task) -> dict[str, Any]:
         began = time.process_time()
         found = generate(*args, **kwargs)
         phases.append({"rollout": time.process_time() - began})
-        if {len(ids) for ids in found[0]} != {task["tokens"]}:
-            raise SystemExit(
-                f"TRL: responses of {sorted({len(ids) for ids in found[0]})} tokens"
-            )
+        if (lengths := {len(ids) for ids in found[0]}) != {task["tokens"]}:
+            raise SystemExit(f"TRL: responses of {sorted(lengths)} tokens")
         return found
 
     class Marks(TrainerCallback):
@@ -379,12 +355,7 @@ def gate_trl(task: Task) -> dict[str, Any]:
 
 # ---- the driver
 
-WORK = {
-    "time-ours": time_ours,
-    "time-trl": time_trl,
-    "gate-ours": gate_ours,
-    "gate-trl": gate_trl,
-}
+WORK = {"ours": (time_ours, gate_ours), "trl": (time_trl, gate_trl)}
 
 
 def work(name: str, task_file: Path, result_file: Path) -> None:
@@ -394,7 +365,9 @@ def work(name: str, task_file: Path, result_file: Path) -> None:
     from cookbook_npu.npu.shims.torchvision_ops import install_finder
 
     install_finder()  # TRL imports torchvision
-    torch.save(WORK[name](json.loads(task_file.read_text())), result_file)
+    kind, side = name.split("-")
+    task = json.loads(task_file.read_text())
+    torch.save(WORK[side][kind == "gate"](task), result_file)
 
 
 def in_process(name: str, task: Task, folder: Path) -> dict[str, Any]:
@@ -402,26 +375,13 @@ def in_process(name: str, task: Task, folder: Path) -> dict[str, Any]:
     import torch
 
     (folder / "task.json").write_text(json.dumps(task))
-    ours = {}
+    env = {k: v for k, v in os.environ.items() if not k.startswith("COOKBOOK_NPU_SIM")}
     if name.endswith("ours") and task["device"] == "npu":
-        ours = {"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_DEVICES": "1"}
-    env = {
-        k: v for k, v in os.environ.items() if not k.startswith("COOKBOOK_NPU_SIM")
-    } | ours
-    env |= {
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONWARNINGS": "ignore",
-    }
-    command = [
-        sys.executable,
-        __file__,
-        "--work",
-        name,
-        str(folder / "task.json"),
-        str(folder / "result.pt"),
-    ]
+        env |= {"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_DEVICES": "1"}
+    env |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    env["TOKENIZERS_PARALLELISM"] = "false"
+    files = [str(folder / file) for file in ("task.json", "result.pt")]
+    command = [sys.executable, __file__, "--work", name, *files]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
@@ -459,67 +419,59 @@ def gate(task: Task, folder: Path) -> None:
     )
     print(
         f"  gate: gradients differ by {found:.1e} of the largest entry (in {where}), "
-        f"TRL's own in float64 by {cost:.1e}"
-    )
-    print(
+        f"TRL's own in float64 by {cost:.1e}\n"
         f"        weights after a step differ by {step:.1e} of the learning rate, "
-        f"TRL's own in float64 by {step_cost:.1e}"
-    )
-    print(
+        f"TRL's own in float64 by {step_cost:.1e}\n"
         f"        log-probs of our engine and our trainer differ by {ours['logprobs']:.1e}",
         flush=True,
     )
     if not (found < max(GRADIENT, ROUNDING * cost) and step < ROUNDING * step_cost):
         raise SystemExit(
-            "gate: the two sides do not take the same step: their times would not be comparable"
+            "gate: the two sides do not take the same step: nothing to compare"
         )
 
 
 def summary(result: dict[str, Any], warm: int) -> dict[str, Any]:
     "Median step of one run, without the first steps"
-    marks = result["marks"]
+    marks, phases = result["marks"], result["phases"][warm:]
     steps = list(zip(marks[:-1], marks[1:], strict=True))[warm:]
-    middle = {
+    middle: dict[str, Any] = {
         kind: statistics.median(b[kind] - a[kind] for a, b in steps)
         for kind in ("cpu", "clock")
     }
-    phases = {
-        n: statistics.median(p.get(n, 0.0) for p in result["phases"][warm:])
-        for n in result["phases"][-1]
+    middle["phases"] = {
+        n: statistics.median(p.get(n, 0.0) for p in phases) for n in phases[-1]
     }
-    return middle | {"phases": phases, "start": marks[1]["cpu"], "peak": marks[-1]["peak"]}
+    return middle | {"start": marks[1]["cpu"], "peak": marks[-1]["peak"]}
 
 
 def show(runs: dict[str, list[dict[str, Any]]]) -> None:
-    over = lambda side, kind: [run[kind] for run in runs[side]]  # noqa: E731
+    def over(side: str, kind: str) -> list[float]:
+        return [run[kind] for run in runs[side]]
+
+    def middle(side: str, kind: str) -> float:
+        return statistics.median(over(side, kind))
+
     for kind, label in (("cpu", "processor time"), ("clock", "clock")):
         for side in runs:
             found = over(side, kind)
             print(
-                f"  {label:14s} {side:5s} {statistics.median(found) * 1e3:8.1f} ms a step"
+                f"  {label:14s} {side:5s} {middle(side, kind) * 1e3:8.1f} ms a step"
                 f"   ({min(found) * 1e3:.1f} to {max(found) * 1e3:.1f} over {len(found)} runs)"
             )
         pairs = [b / a for a, b in zip(over("ours", kind), over("TRL", kind), strict=True)]
-        ratio = statistics.median(over("TRL", kind)) / statistics.median(over("ours", kind))
-        print(
-            f"  {label:14s} TRL / ours {ratio:.2f}   (pairs {min(pairs):.2f} to {max(pairs):.2f})"
-        )
+        ratio = middle("TRL", kind) / middle("ours", kind)
+        spread = f"(pairs {min(pairs):.2f} to {max(pairs):.2f})"
+        print(f"  {label:14s} TRL / ours {ratio:.2f}   {spread}")
     for side, found in runs.items():
         names = found[0]["phases"]
         parts = {n: statistics.median(run["phases"][n] for run in found) for n in names}
-        parts["rest"] = statistics.median(over(side, "cpu")) - sum(parts.values())
+        parts["rest"] = middle(side, "cpu") - sum(parts.values())
+        shown = ", ".join(f"{n} {t * 1e3:.1f}" for n, t in parts.items())
         print(
-            f"  phases {side:5s} (ms of processor time): "
-            + ", ".join(f"{n} {t * 1e3:.1f}" for n, t in parts.items())
-        )
-    for side in runs:
-        start, peak = (
-            statistics.median(over(side, "start")),
-            statistics.median(over(side, "peak")),
-        )
-        print(
-            f"  {side:5s} start to first step done {start:.1f} s of processor time, "
-            f"peak memory {peak / 2**20:.0f} MiB"
+            f"  phases {side:5s} (ms of processor time): {shown}\n"
+            f"  {side:5s} start to first step done {middle(side, 'start'):.1f} s of processor "
+            f"time, peak memory {middle(side, 'peak') / 2**20:.0f} MiB"
         )
 
 
@@ -533,16 +485,15 @@ def build(size: dict[str, Any], folder: Path) -> Path:
 
     logging.disable_progress_bar()
     tokenizer = build_tokenizer()
+    hidden = size["hidden"]
     tiny = TinyConfig(
-        hidden_size=size["hidden"],
-        num_layers=size["layers"],
-        ffn_size=3 * size["hidden"],
-        init_std=0.1,
+        hidden_size=hidden, num_layers=size["layers"], ffn_size=3 * hidden, init_std=0.1
     )
     config = hf_config(tiny, tokenizer)
     config.eos_token_id = config.pad_token_id = None
-    for name, value in size.get("config", {}).items():
-        setattr(config, name, value)
+    if size is SIZES["0.6B"]:
+        for name, value in SHAPE_06B.items():
+            setattr(config, name, value)
     random_model(config, 0).save_pretrained(folder)
     # the engine stops at the end tokens of tokenizer and chat template, too
     tokenizer.eos_token = tokenizer.chat_template = None
@@ -582,32 +533,13 @@ def compare(size: str, args: argparse.Namespace, folder: Path) -> None:
 
 def main() -> None:
     parser = option_parser(__doc__)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["S"])
+    parser.add_argument("--repeats", type=int, default=7, help="processes of each side")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps of a process")
+    parser.add_argument("--warm", type=int, default=3, help="steps before, not counted")
+    parser.add_argument("--device", choices=["npu", "cuda"], default="npu")
     parser.add_argument(
-        "--sizes",
-        nargs="+",
-        choices=SIZES,
-        default=["S"],
-        help="models to compare (default: S)",
-    )
-    parser.add_argument(
-        "--repeats", type=int, default=7, help="fresh processes of each side (default: 7)"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=10, help="timed steps of a process (default: 10)"
-    )
-    parser.add_argument(
-        "--warm", type=int, default=3, help="steps before them, not counted (default: 3)"
-    )
-    parser.add_argument(
-        "--device",
-        choices=["npu", "cuda"],
-        default="npu",
-        help="npu: ours on the simulated NPU, TRL on the CPU; cuda: both on a GPU",
-    )
-    parser.add_argument(
-        "--mkl",
-        action="store_true",
-        help="our matrix products are MKL's, as TRL's are: what is left is not the library's",
+        "--mkl", action="store_true", help="our matrix products are MKL's, too"
     )
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -615,14 +547,7 @@ def main() -> None:
         return work(args.work[0], Path(args.work[1]), Path(args.work[2]))
     installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     if installed.get("trl") != TRL:
-        found = (
-            f"trl {installed['trl']} is installed"
-            if "trl" in installed
-            else "trl is not installed"
-        )
-        sys.exit(
-            f"{found}: this comparison is written for trl {TRL}. pip install trl=={TRL}"
-        )
+        sys.exit(f"trl is {installed.get('trl', 'not installed')}: pip install trl=={TRL}")
     places = "ours: simulated NPU (one device, TP 1); TRL: CPU"
     if args.device == "cuda":
         import torch
@@ -630,10 +555,8 @@ def main() -> None:
         if not torch.cuda.is_available():
             sys.exit("--device cuda, and this machine has no GPU that torch can use")
         places = f"both on {torch.cuda.get_device_name()} (TP 1)"
-    versions = ", ".join(
-        f"{name} {installed[name]}"
-        for name in ("torch", "transformers", "megatron-core", "trl")
-    )
+    names = ("torch", "transformers", "megatron-core", "trl")
+    versions = ", ".join(f"{name} {installed[name]}" for name in names)
     print(f"{places}. Float32, one thread. {versions}")
     with tempfile.TemporaryDirectory() as folder:
         for size in args.sizes:

@@ -7,12 +7,12 @@ import torch
 from cookbook_npu.config import OptimConfig, ParallelConfig
 from cookbook_npu.model.checkpoint import BackgroundSaver
 from cookbook_npu.model.megatron import (
+    build_optimizer,
     destroy_parallel,
     export_weights,
     init_parallel,
     load_model,
 )
-from cookbook_npu.model.optimizer import build_optimizer
 from cookbook_npu.runs.checkpoints import Checkpoints
 from cookbook_npu.runs.folder import RunFolder
 from cookbook_npu.train.trainer import write_hf_folder

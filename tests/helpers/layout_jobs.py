@@ -13,8 +13,12 @@ from cookbook_npu.model.checkpoint import (
     load_policy_weights,
     load_state,
 )
-from cookbook_npu.model.megatron import destroy_parallel, init_parallel, load_model
-from cookbook_npu.model.optimizer import build_optimizer
+from cookbook_npu.model.megatron import (
+    build_optimizer,
+    destroy_parallel,
+    init_parallel,
+    load_model,
+)
 
 ids = torch.randint(0, 255, (2, 8), generator=torch.Generator().manual_seed(0))
 

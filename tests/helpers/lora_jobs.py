@@ -8,13 +8,13 @@ from cookbook_npu.config import LoraConfig, ModelConfig, OptimConfig, ParallelCo
 from cookbook_npu.model.checkpoint import BackgroundSaver, load_policy_weights
 from cookbook_npu.model.lora import adapter_off
 from cookbook_npu.model.megatron import (
+    build_optimizer,
     destroy_parallel,
     export_adapter,
     export_weights,
     init_parallel,
     load_model,
 )
-from cookbook_npu.model.optimizer import build_optimizer
 from cookbook_npu.train.trainer import write_hf_folder
 
 STEPS = 3

@@ -135,6 +135,24 @@ def prove(
             )
 
 
+def each(*rows: tuple, **common: Any) -> Callable[[tuple], None]:
+    """Return a test of rows (shim, what its check says without it, code, options of `prove`)
+
+    Where the second is None the code is a check without a shim, and the first is its name."""
+    import pytest  # processes of tests have no use for it
+
+    @pytest.mark.parametrize("row", rows, ids=lambda row: row[0])
+    def test(row: tuple) -> None:
+        name, without, code, *options = row
+        chosen = common | dict(*options)
+        if without is None:
+            run_check(code, **chosen)
+        else:
+            prove(name, code, without, **chosen)
+
+    return test
+
+
 def run_check(
     code: str,
     ranks: int = 1,

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from cookbook_npu.config import ModelConfig, ParallelConfig
 from cookbook_npu.model.megatron import init_parallel
 from cookbook_npu.model.packing import pack
-from cookbook_npu.model.value_head import load_critic, packed_values
+from cookbook_npu.train.critic import load_critic, packed_values
 
 SAMPLES = [
     SimpleNamespace(prompt_ids=[2, 3, 4], response_ids=[5, 6]),

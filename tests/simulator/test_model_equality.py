@@ -262,7 +262,7 @@ def whole_gradient(model, ids) -> dict[str, torch.Tensor]:
 
 def whole_norm(model) -> float:
     "The gradient norm as the optimizer sees it: slices of all ranks, each parameter once"
-    from cookbook_npu.model.optimizer import build_optimizer
+    from cookbook_npu.model.megatron import build_optimizer
 
     megatron = build_optimizer(model, OPTIM, num_steps=10).megatron
     megatron.prepare_grads()
@@ -292,10 +292,8 @@ def check_packed(model, want: dict) -> dict[str, float]:
 def check_training(model, want: dict) -> dict[str, float]:
     from cookbook_npu.model import optimizer as adam
     from cookbook_npu.model.logprobs import packed_logprobs
-    from cookbook_npu.model.megatron import export_weights
-    from cookbook_npu.model.micro_batching import plan_micro_batches
-    from cookbook_npu.model.optimizer import build_optimizer
-    from cookbook_npu.model.packing import pack
+    from cookbook_npu.model.megatron import build_optimizer, export_weights
+    from cookbook_npu.model.packing import pack, plan_micro_batches
 
     with patch.object(adam, "ADAM_EPS", EPS):
         optimizer = build_optimizer(model, OPTIM, num_steps=100)

@@ -1,13 +1,11 @@
 """The shims of `npu.shims.megatron_core.built_model`: each check passes with its shim and fails without."""
 
-from proof import prove, run_check
+from proof import each
 
-
-def test_optimizer_step():
-    "A real distributed optimizer is saved and loaded, and takes a step"
-    prove(
-        "megatron.optimizer_step",
-        """
+# fmt: off
+test_shim = each(
+    # A real distributed optimizer is saved and loaded, and takes a step
+    ("megatron.optimizer_step", "NoneType", """
         import torch, torch.distributed as dist
         from megatron.core import parallel_state, tensor_parallel
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -29,16 +27,9 @@ def test_optimizer_step():
             model(torch.ones(2, 8, device="cuda")).sum().backward()
             model.finish_grad_sync()
             return optimizer.step()[0]
-        """,
-        "NoneType",
-    )
-
-
-def test_p2p_groups():
-    "Two stages exchange a tensor through Megatron's function, in a group wrapped as in slime"
-    prove(
-        "megatron.p2p_groups",
-        """
+    """),
+    # Two stages exchange a tensor through Megatron's function, in a group wrapped as in slime
+    ("megatron.p2p_groups", "not registered", """
         import os, torch, torch.distributed as dist
         from megatron.core import parallel_state
         from megatron.core.pipeline_parallel.p2p_communication import _batched_p2p_ops
@@ -64,17 +55,9 @@ def test_p2p_groups():
             for work in _batched_p2p_ops(**ends, group=group, **peers):
                 work.wait()
             return theirs.tolist() == [1 - rank] * 2
-        """,
-        "not registered",
-        ranks=2,
-    )
-
-
-def test_grouped_partition():
-    "A layer with MindSpeed's fields, split over two ranks: gathering by the attribute restores the weight"
-    prove(
-        "megatron.grouped_partition",
-        """
+    """, dict(ranks=2)),
+    # A layer with MindSpeed's fields, split over two ranks: gathering by the attribute restores the weight
+    ("megatron.grouped_partition", "check() returned False", """
         import torch
         import torch.distributed as dist
         from megatron.core import parallel_state
@@ -120,14 +103,8 @@ def test_grouped_partition():
             return all(
                 torch.equal(gathered(weight).cpu(), whole) for weight in model.parameters()
             )
-        """,
-        "check() returned False",
-        ranks=2,
-    )
-
-
-def test_a_second_model_is_repaired_and_both_are_undone():
-    run_check("""
+    """, dict(ranks=2)),
+    ("a second model is repaired and both are undone", None, """
         import torch
         from cookbook_npu.npu.shims.bootstrap import model_ready
         def grouped_layer():
@@ -141,4 +118,6 @@ def test_a_second_model_is_repaired_and_both_are_undone():
             fixed = [m.partition_dim for m in models]
             registry.undo("megatron.grouped_partition")
             return fixed == [0, 0] and [m.partition_dim for m in models] == [1, 1]
-        """)
+    """),
+)
+# fmt: on

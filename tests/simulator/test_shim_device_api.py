@@ -1,12 +1,10 @@
 """The shims of `npu.shims.torch.device_api`: each check passes with its shim and fails without."""
 
-from proof import SIMULATED_CUDA, prove
+from proof import SIMULATED_CUDA, each
 
-
-def test_cuda_to_npu():
-    prove(
-        "torch.cuda_to_npu",
-        """
+# fmt: off
+test_shim = each(
+    ("torch.cuda_to_npu", "Torch not compiled with CUDA enabled", """
         import torch
         from cookbook_npu.npu.shims.torch import device_api as shim
         registry.apply("torch.cuda_to_npu")  # no other shim
@@ -14,16 +12,8 @@ def test_cuda_to_npu():
             a = torch.ones(3, device="cuda").cuda()
             assert a.is_cuda and a.device.type == "npu" and torch.cuda.is_available()
             return torch.nn.Linear(2, 2).cuda().weight.device.type == "npu"
-        """,
-        "Torch not compiled with CUDA enabled",
-        bootstrap="simulator",
-    )
-
-
-def test_nccl_is_hccl():
-    prove(
-        "torch.cuda_to_npu",
-        """
+    """, dict(bootstrap="simulator")),
+    ("torch.cuda_to_npu", "_cuda_setDevice", """
         import torch, torch.distributed as dist
         from cookbook_npu.npu.shims.torch import device_api as shim
         registry.apply("torch.cuda_to_npu")
@@ -34,17 +24,8 @@ def test_nccl_is_hccl():
             dist.all_reduce(a)
             group = dist.new_group([0, 1], backend="nccl")
             return dist.get_backend() == dist.get_backend(group) == "hccl" and a.tolist() == [3.0, 3.0]
-        """,
-        "_cuda_setDevice",
-        ranks=2,
-        bootstrap="simulator",
-    )
-
-
-def test_tensor_type_names():
-    prove(
-        "torch.tensor_type_names",
-        """
+    """, dict(bootstrap="simulator", ranks=2)),
+    ("torch.tensor_type_names", "torch.npu.", """
         import torch
         def check():
             names = [torch.ones(1, device="cuda", dtype=d).type() for d in (torch.float, torch.bfloat16)]
@@ -52,16 +33,8 @@ def test_tensor_type_names():
             host = torch.ones(1)
             assert host.type() == "torch.FloatTensor" and host.type(torch.int64).dtype == torch.int64
             return torch.ones(1, device="cuda").type("torch.cuda.HalfTensor").dtype == torch.half
-        """,
-        "torch.npu.",
-        bootstrap=SIMULATED_CUDA,
-    )
-
-
-def test_device_capability():
-    prove(
-        "torch.device_capability",
-        """
+    """),
+    ("torch.device_capability", "TypeError: 'NoneType' object is not subscriptable", """
         import torch
         import torch.distributed as dist
 
@@ -72,16 +45,8 @@ def test_device_capability():
             a = torch.ones(2, device="cuda")
             dist.broadcast(a, 0)
             return a.tolist() == [1.0, 1.0]
-        """,
-        "TypeError: 'NoneType' object is not subscriptable",
-        bootstrap=SIMULATED_CUDA,
-    )
-
-
-def test_custom_fwd():
-    prove(
-        "torch.custom_fwd",
-        """
+    """),
+    ("torch.custom_fwd", "dtype", """
         import torch
         def check():
             class Product(torch.autograd.Function):
@@ -100,16 +65,8 @@ def test_custom_fwd():
             assert y.dtype == torch.bfloat16
             y.sum().backward()
             return w.grad is not None
-        """,
-        "dtype",
-        bootstrap=SIMULATED_CUDA,
-    )
-
-
-def test_compile():
-    prove(
-        "torch.compile",
-        """
+    """),
+    ("torch.compile", "BackendCompilerFailed", """
         import torch
 
 
@@ -119,43 +76,19 @@ def test_compile():
                 return 2 * x
 
             return double(torch.ones(2, device="cuda")).tolist() == [2.0, 2.0]
-        """,
-        "BackendCompilerFailed",
-        bootstrap=SIMULATED_CUDA,
-    )
-
-
-def test_cuda_memory():
-    prove(
-        "torch.cuda_memory",
-        """
+    """),
+    ("torch.cuda_memory", "check() returned False", """
         import torch
         held = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
         def check(): return torch.cuda.memory.memory_allocated("cuda:0") >= 8 << 20
-        """,
-        "check() returned False",
-        bootstrap=SIMULATED_CUDA,
-    )
-
-
-def test_load_path():
-    prove(
-        "torch.load_path",
-        """
+    """),
+    ("torch.load_path", "FileNotFoundError", """
         import pathlib, tempfile, torch
         folder = pathlib.Path(tempfile.mkdtemp(suffix="cuda"))
         torch.save({"weight": torch.ones(2)}, folder/"cuda.pt")
         def check(): return torch.load(str(folder/"cuda.pt"), map_location="cuda")["weight"].is_cuda
-        """,
-        "FileNotFoundError",
-        bootstrap=SIMULATED_CUDA,
-    )
-
-
-def test_host_cache():
-    prove(
-        "torch.host_cache",
-        """
+    """),
+    ("torch.host_cache", "has no attribute '_host_emptyCache'", """
         import torch
         def cached(): return torch.cuda.host_memory_stats()["allocated_bytes.current"]
         def check():
@@ -163,16 +96,8 @@ def test_host_cache():
             assert cached() >= 8 << 20  # freed, and still pinned
             torch._C._host_emptyCache()
             return cached() == 0
-        """,
-        "has no attribute '_host_emptyCache'",
-        bootstrap=SIMULATED_CUDA,
-    )
-
-
-def test_unsigned_views():
-    prove(
-        "torch.unsigned_views",
-        """
+    """),
+    ("torch.unsigned_views", "no operator of the device knows UInt32", """
         import torch
         def fingerprint(x): return x.contiguous().view(-1).view(torch.uint32).sum().item()
         def check():
@@ -183,21 +108,13 @@ def test_unsigned_views():
             same = fingerprint(a) == fingerprint(b)
             b[0, 0] = -1.25
             return same and fingerprint(a) != fingerprint(b)
-        """,
-        "no operator of the device knows UInt32",
-        bootstrap=SIMULATED_CUDA,
-    )
-
-
-def test_profiler_ranges():
-    prove(
-        "torch.profiler_ranges",
-        """
+    """),
+    ("torch.profiler_ranges", "NVTX functions not installed", """
         import torch
         def check():
             with torch.cuda.nvtx.range("layer 1"): torch.cuda.nvtx.mark("inside")
             return True
-        """,
-        "NVTX functions not installed",
-        bootstrap=SIMULATED_CUDA,
-    )
+    """),
+    bootstrap=SIMULATED_CUDA,
+)
+# fmt: on

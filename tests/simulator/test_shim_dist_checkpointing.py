@@ -1,12 +1,10 @@
 """The shims of `npu.shims.megatron_core.dist_checkpointing`: hostile checkpoints, writing without forks."""
 
-from proof import prove
+from proof import each
 
-
-def test_safe_globals():
-    prove(
-        "megatron.safe_globals",
-        """
+# fmt: off
+test_shim = each(
+    ("megatron.safe_globals", "Weights only load failed", """
         import argparse, signal, tempfile, torch
         from megatron.core import optimizer, safe_globals
         from cookbook_npu.npu.shims.megatron_core import dist_checkpointing
@@ -23,16 +21,9 @@ def test_safe_globals():
         arguments = argparse.Namespace(exit_signal=signal.SIGTERM)
         torch.save({"args": arguments, "config": optimizer.OptimizerConfig(lr=0.5)}, saved)
         def check(): return torch.load(saved)["config"].lr == 0.5
-        """,
-        "Weights only load failed",
-    )
-
-
-def test_safe_objects():
-    "A hostile object in a shard"
-    prove(
-        "megatron.safe_objects",
-        """
+    """),
+    # A hostile object in a shard
+    ("megatron.safe_objects", "check() returned False", """
         import os
         import tempfile
         from pathlib import Path
@@ -68,15 +59,8 @@ def test_safe_objects():
             except CheckpointException as error:
                 assert "mkdir" in str(error), error
             return not (folder / "owned").exists()
-        """,
-        "check() returned False",
-    )
-
-
-def test_safe_metadata():
-    prove(
-        "megatron.safe_metadata",
-        """
+    """),
+    ("megatron.safe_metadata", "check() returned False", """
         import os, pickle, tempfile, torch, torch.distributed as dist
         from pathlib import Path
         from megatron.core import dist_checkpointing
@@ -100,16 +84,9 @@ def test_safe_metadata():
             except (pickle.UnpicklingError, CheckpointException, AttributeError):
                 pass  # refused; or the folder was made, and it is no metadata
             return not (folder/"owned").exists()
-        """,
-        "check() returned False",
-    )
-
-
-def test_checkpoint_writer():
-    "A real checkpoint of one tensor starts no process"
-    prove(
-        "megatron.checkpoint_writer",
-        """
+    """),
+    # A real checkpoint of one tensor starts no process
+    ("megatron.checkpoint_writer", "check() returned False", """
         import os, tempfile, torch, torch.distributed as dist
         from megatron.core import dist_checkpointing
         from megatron.core.dist_checkpointing import ShardedTensor
@@ -126,6 +103,6 @@ def test_checkpoint_writer():
             loaded = dist_checkpointing.load(sharded(torch.zeros(8, device="npu")), folder)
             assert torch.equal(loaded["w"], values)
             return len(forked) == 0
-        """,
-        "check() returned False",
-    )
+    """),
+)
+# fmt: on

@@ -1,12 +1,10 @@
 """The shims of `npu.shims.torch.distributed`, and the rendezvous of a job."""
 
-from proof import prove, run_check
+from proof import each
 
-
-def test_new_group_backend():
-    prove(
-        "torch.new_group_backend",
-        """
+# fmt: off
+test_shim = each(
+    ("torch.new_group_backend", "unexpected keyword argument 'pg_options'", """
         import os, torch, torch.distributed as dist
         from torch.distributed.distributed_c10d import Backend, PrefixStore, default_pg_timeout
         from cookbook_npu.npu.shims.torch import distributed
@@ -28,17 +26,8 @@ def test_new_group_backend():
             work = group.allreduce([a])
             work.wait()
             return a.tolist() == [3.0, 3.0] and group.size() == 2
-        """,
-        "unexpected keyword argument 'pg_options'",
-        ranks=2,
-        bootstrap="simulator",
-    )
-
-
-def test_new_group_backend_with_the_correct_keyword():
-    prove(
-        "torch.new_group_backend",
-        """
+    """, dict(ranks=2)),
+    ("torch.new_group_backend", "doesn't have NCCL built in", """
         import torch, torch.distributed as dist
         from cookbook_npu.npu.shims.torch import distributed
         for name in ("torch.cuda_to_npu", "torch.new_group_backend"):
@@ -51,15 +40,8 @@ def test_new_group_backend_with_the_correct_keyword():
             wait = dist.distributed_c10d.default_pg_timeout
             group, _ = helper(1, 0, [], dist.Backend("nccl"), dist.HashStore(), made[-1], timeout=wait)
             return dist.get_backend(group) == "hccl"
-        """,
-        "doesn't have NCCL built in",
-        bootstrap="simulator",
-    )
-
-
-def test_new_group_takes_every_backend():
-    run_check(
-        """
+    """),
+    ("new group takes every backend", None, """
         import torch, torch.distributed as dist
         from cookbook_npu.npu.shims.torch import distributed
         for name in ("torch.cuda_to_npu", "torch.new_group_backend"):
@@ -68,15 +50,8 @@ def test_new_group_takes_every_backend():
             dist.init_process_group("cpu:gloo,cuda:nccl")
             groups = [dist.new_group([0], backend=b) for b in ("nccl", "gloo", None)]
             return [dist.get_backend(g) for g in groups] == ["hccl", "gloo", dist.get_backend()]
-        """,
-        bootstrap="simulator",
-    )
-
-
-def test_bound_device():
-    prove(
-        "torch.bound_device",
-        """
+    """),
+    ("torch.bound_device", "No backend type associated with device type npu", """
         import torch, torch.distributed as dist
         from cookbook_npu.npu.shims.torch import distributed
         registry.apply("torch.bound_device")
@@ -89,18 +64,9 @@ def test_bound_device():
             same = dist.new_group(backend="hccl")
             assert seen == [{"rank": 0}, {"rank": 1}], seen
             return same.bound_device_id == torch.device("npu", rank)
-        """,
-        "No backend type associated with device type npu",
-        ranks=2,
-        bootstrap="simulator",
-    )
-
-
-def test_eager_connect():
-    "The simulated backend does not have this defect; the check adds it"
-    prove(
-        "torch.eager_connect",
-        """
+    """, dict(ranks=2)),
+    # The simulated backend does not have this defect; the check adds it
+    ("torch.eager_connect", "create hcclComm failed", """
         import torch
         import torch.distributed as dist
         import torch_npu
@@ -125,16 +91,8 @@ def test_eager_connect():
             a = torch.ones(2, device="npu")
             dist.all_reduce(a, group=group)
             return a.tolist() == [2.0, 2.0]
-        """,
-        "create hcclComm failed",
-        ranks=2,
-        bootstrap="simulator",
-    )
-
-
-def test_join_world_again():
-    run_check(
-        """
+    """, dict(ranks=2)),
+    ("join world again", None, """
         import datetime, os, psutil, torch, torch.distributed as dist
         from cookbook_npu.npu.shims.torch.distributed import join_world
         os.environ["MASTER_ADDR"] = f"[{os.environ['MASTER_ADDR']}]"  # as pasted from a URL
@@ -151,15 +109,8 @@ def test_join_world_again():
                 dist.all_reduce(a)
                 dist.destroy_process_group()
             return a.item() == 2.0
-        """,
-        ranks=2,
-        bootstrap=None,
-    )
-
-
-def test_join_world_alone():
-    run_check(
-        """
+    """, dict(bootstrap=None, ranks=2)),
+    ("join world alone", None, """
         import datetime, os, torch, torch.distributed as dist
         from cookbook_npu.npu.shims.torch.distributed import join_world
         def check():
@@ -169,6 +120,7 @@ def test_join_world_alone():
             a = torch.ones(1, device="npu")
             dist.all_reduce(a)
             return (dist.get_world_size(), a.item()) == (1, 1.0)
-        """,
-        bootstrap="simulator",
-    )
+    """),
+    bootstrap="simulator",
+)
+# fmt: on

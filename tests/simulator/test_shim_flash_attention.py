@@ -1,7 +1,7 @@
 """The shims of `npu.shims.mindspeed.flash_attention` on the replica of MindSpeed: masks, packed sequences."""
 
 from places import HELPERS
-from proof import prove, run_check
+from proof import each
 
 PATCHED = f"{HELPERS}/mindspeed_start.py:patched"
 
@@ -27,70 +27,35 @@ ATTEND = """
     """
 
 
-def test_packed_fields():
-    prove(
-        "mindspeed.packed_fields",
-        ATTEND
-        + """
+# fmt: off
+test_shim = each(
+    ("mindspeed.packed_fields", "got an unexpected keyword argument", ATTEND + """
     def check():
         packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends)
         return same(attention("causal", packed=packed), plain(is_causal=True))
-    """,
-        "got an unexpected keyword argument",
-        bootstrap=PATCHED,
-    )
-
-
-def test_a_field_that_changes_the_result_is_refused():
-    run_check(
-        ATTEND
-        + """
+    """),
+    ("a field that changes the result is refused", None, ATTEND + """
     from fastcore.test import test_fail
     def check():
         packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, local_cp_size=2)
         test_fail(lambda: attention("causal", packed=packed), contains="local_cp_size=2")
         return True
-    """,
-        bootstrap=PATCHED,
-    )
-
-
-def test_causal_mask():
-    prove(
-        "mindspeed.causal_mask",
-        ATTEND
-        + """
+    """),
+    ("mindspeed.causal_mask", "sparse_mode 2 got an atten_mask of shape None", ATTEND + """
     def check():
         assert same(attention("causal"), plain(is_causal=True))
         return same(attention("no_mask"), plain())
-    """,
-        "sparse_mode 2 got an atten_mask of shape None",
-        bootstrap=PATCHED,
-    )
-
-
-def test_given_masks():
-    prove(
-        "mindspeed.causal_mask",
-        ATTEND
-        + """
+    """),
+    ("mindspeed.causal_mask", "It takes the compressed mask", ATTEND + """
     dense = torch.ones(1, 1, 10, 10, dtype=torch.bool, device="npu").triu(1)
     padding = torch.tensor([False]*8 + [True]*2, device="npu")[None, None, None]
     def check():
         assert same(attention("padding", padding), plain(attn_mask=~padding))
         assert same(attention("padding_causal", padding), plain(attn_mask=~(padding | dense)))
         return same(attention("causal", dense), plain(is_causal=True))
-    """,
-        "It takes the compressed mask",
-        bootstrap=PATCHED,
-    )
-
-
-def test_the_compressed_mask_is_created_once():
-    "And the configuration is restored after each call"
-    run_check(
-        ATTEND
-        + """
+    """),
+    # And the configuration is restored after each call
+    ("the compressed mask is created once", None, ATTEND + """
     import torch_npu
     def check():
         kernel = torch_npu.npu_fusion_attention
@@ -103,23 +68,15 @@ def test_the_compressed_mask_is_created_once():
             attention(kind)
         assert config.attention_mask_type == "causal"
         return masks[0] is masks[2] and masks[1] is None
-    """,
-        bootstrap=PATCHED,
-    )
-
-
-def test_sequence_ends():
-    prove(
-        "mindspeed.sequence_ends",
-        ATTEND
-        + """
+    """),
+    ("mindspeed.sequence_ends", "without a leading 0", ATTEND + """
     borders = torch.tensor([0, 4, 10], dtype=torch.int32)  # on the host, as in model.packing
     def check():
         packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=borders, cu_seqlens_kv=borders)
         together = attention("causal", packed=packed)
         first = plain(is_causal=True)[:4]
         return same(together[:4], first) and not same(together[4:], plain(is_causal=True)[4:])
-    """,
-        "without a leading 0",
-        bootstrap=PATCHED,
-    )
+    """),
+    bootstrap=PATCHED,
+)
+# fmt: on

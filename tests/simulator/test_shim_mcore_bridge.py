@@ -2,54 +2,11 @@
 
 import pytest
 from preloaded_jobs import TRAINER_RANK
-from proof import prove, run_check
+from proof import each, prove, run_check
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
-
-
-def test_triton_modules():
-    "The check imports the module that fails, then drops it, so that the second run imports it again"
-    prove(
-        "mcore_bridge.triton_modules",
-        """
-        import importlib.util, sys
-        def check():
-            assert importlib.util.find_spec("triton") is None
-            from megatron.core.ssm import mamba_mixer
-            for name in [n for n in sys.modules if n.startswith("megatron.core.ssm")]: del sys.modules[name]
-            return sys.modules["triton"] is None
-        """,
-        "import of triton halted",
-        bootstrap="cookbook_npu.npu.shims.mcore_bridge:without_triton",
-    )
-
-
-def test_rope_initialiser():
-    prove(
-        "mcore_bridge.rope_initialiser",
-        """
-        import torch
-        from types import SimpleNamespace as Config
-        from transformers import Qwen3Config, Qwen3ForCausalLM
-        from cookbook_npu.npu.shims.bootstrap import model_ready
-        heads = dict(num_attention_heads=2, num_key_value_heads=1, head_dim=16)
-        sizes = dict(hidden_size=32, num_hidden_layers=1, intermediate_size=32, vocab_size=64)
-        rope = dict(rope_type="default", rope_theta=1e6)
-        config = Qwen3Config(**sizes, **heads, rope_parameters=rope)
-        before = Qwen3ForCausalLM(config).model.rotary_emb.inv_freq
-        from mcore_bridge.model.rope import get_rope_inv_freq
-        # what building a Megatron model does
-        get_rope_inv_freq(Config(rope_scaling=None), text_config=Config(rope_theta=1e6, head_dim=16))
-        model_ready()
-        def check():
-            return torch.equal(before, Qwen3ForCausalLM(config).model.rotary_emb.inv_freq)
-        """,
-        "rope_theta",
-        preload=TRAINER_RANK,
-    )
-
 
 LOAD = """
 import os, torch, torch.distributed as dist
@@ -171,28 +128,6 @@ def check():
     )
 
 
-def test_value_head_rows():
-    prove(
-        "mcore_bridge.value_head_rows",
-        """
-        import torch
-        from types import SimpleNamespace
-        from mcore_bridge.bridge.gpt_bridge import GPTBridge
-        from cookbook_npu.npu.shims.bootstrap import model_ready
-        head, vocabulary = torch.ones(1, 4), torch.ones(5, 4)
-        rank = SimpleNamespace(tp_size=2, tp_rank=1)
-        model_ready()
-        def check():
-            whole = GPTBridge._split_tp(rank, head, None, False, is_embedding=True)
-            part = GPTBridge._split_tp(rank, vocabulary, 0, False, is_embedding=True)
-            assert part.shape == (3, 4)  # still padded, then split
-            return torch.equal(whole, head)
-        """,
-        "check() returned False",
-        preload=TRAINER_RANK,
-    )
-
-
 def test_lora_layers(tiny):
     prove(
         "mcore_bridge.lora_layers",
@@ -215,10 +150,49 @@ def check():
     )
 
 
-def test_lora_linear_classes():
-    prove(
-        "mcore_bridge.lora_linear_classes",
-        """
+# fmt: off
+test_shim = each(
+    # The check imports the module that fails, then drops it, so that the second run imports it again
+    ("mcore_bridge.triton_modules", "import of triton halted", """
+        import importlib.util, sys
+        def check():
+            assert importlib.util.find_spec("triton") is None
+            from megatron.core.ssm import mamba_mixer
+            for name in [n for n in sys.modules if n.startswith("megatron.core.ssm")]: del sys.modules[name]
+            return sys.modules["triton"] is None
+    """, dict(bootstrap="cookbook_npu.npu.shims.mcore_bridge:without_triton")),
+    ("mcore_bridge.rope_initialiser", "rope_theta", """
+        import torch
+        from types import SimpleNamespace as Config
+        from transformers import Qwen3Config, Qwen3ForCausalLM
+        from cookbook_npu.npu.shims.bootstrap import model_ready
+        heads = dict(num_attention_heads=2, num_key_value_heads=1, head_dim=16)
+        sizes = dict(hidden_size=32, num_hidden_layers=1, intermediate_size=32, vocab_size=64)
+        rope = dict(rope_type="default", rope_theta=1e6)
+        config = Qwen3Config(**sizes, **heads, rope_parameters=rope)
+        before = Qwen3ForCausalLM(config).model.rotary_emb.inv_freq
+        from mcore_bridge.model.rope import get_rope_inv_freq
+        # what building a Megatron model does
+        get_rope_inv_freq(Config(rope_scaling=None), text_config=Config(rope_theta=1e6, head_dim=16))
+        model_ready()
+        def check():
+            return torch.equal(before, Qwen3ForCausalLM(config).model.rotary_emb.inv_freq)
+    """, dict(preload=TRAINER_RANK)),
+    ("mcore_bridge.value_head_rows", "check() returned False", """
+        import torch
+        from types import SimpleNamespace
+        from mcore_bridge.bridge.gpt_bridge import GPTBridge
+        from cookbook_npu.npu.shims.bootstrap import model_ready
+        head, vocabulary = torch.ones(1, 4), torch.ones(5, 4)
+        rank = SimpleNamespace(tp_size=2, tp_rank=1)
+        model_ready()
+        def check():
+            whole = GPTBridge._split_tp(rank, head, None, False, is_embedding=True)
+            part = GPTBridge._split_tp(rank, vocabulary, 0, False, is_embedding=True)
+            assert part.shape == (3, 4)  # still padded, then split
+            return torch.equal(whole, head)
+    """, dict(preload=TRAINER_RANK)),
+    ("mcore_bridge.lora_linear_classes", "check() returned False", """
         import torch
         from mcore_bridge.tuners import lora, patcher
         from cookbook_npu.npu.shims.bootstrap import model_ready
@@ -232,10 +206,9 @@ def test_lora_linear_classes():
                 return patcher.dispatch_megatron(TERowParallelLinear(), "default") is not None
             except AttributeError as error:  # adapted: a real layer has a config
                 return "config" in str(error)
-        """,
-        "check() returned False",
-        preload=TRAINER_RANK,
-    )
+    """, dict(preload=TRAINER_RANK)),
+)
+# fmt: on
 
 
 def test_recomputation_keeps_nested_inputs(tiny):

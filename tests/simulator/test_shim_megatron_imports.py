@@ -1,12 +1,10 @@
 """The shims of `npu.shims.megatron_core.imports`: each check passes with its shim and fails without."""
 
-from proof import SIMULATED_CUDA, prove, run_check
+from proof import SIMULATED_CUDA, each
 
-
-def test_jit_fuser():
-    prove(
-        "megatron.jit_fuser",
-        """
+# fmt: off
+test_shim = each(
+    ("megatron.jit_fuser", "BackendCompilerFailed", """
         import torch
         from cookbook_npu.npu.shims.megatron_core import imports
         from cookbook_npu.npu.shims.transformer_engine import package
@@ -21,16 +19,8 @@ def test_jit_fuser():
             x = torch.ones(2, 8, device="cuda")
             assert captured(x).shape == (2, 4)
             return swiglu(x).shape == (2, 4) and experts.jit_fuser(len) is len
-        """,
-        "BackendCompilerFailed",
-        bootstrap=SIMULATED_CUDA,
-    )
-
-
-def test_swiglu():
-    prove(
-        "megatron.swiglu",
-        """
+    """),
+    ("megatron.swiglu", "check() returned False", """
         import torch, torch_npu
         from cookbook_npu.npu.shims.megatron_core import imports
         from megatron.core.fusions.fused_bias_swiglu import bias_swiglu_impl, swiglu
@@ -47,15 +37,8 @@ def test_swiglu():
             torch_npu.npu_swiglu = kernel
             same = torch.allclose(fused, plain) and torch.allclose(x.grad, y.grad)
             return same and calls == [1]
-        """,
-        "check() returned False",
-    )
-
-
-def test_weighted_swiglu():
-    prove(
-        "megatron.weighted_swiglu",
-        """
+    """, dict(bootstrap="trainer")),
+    ("megatron.weighted_swiglu", "check() returned False", """
         import torch, torch_npu
         from cookbook_npu.npu.shims.megatron_core import imports
         from megatron.core.fusions.fused_bias_swiglu import weighted_bias_swiglu_impl, weighted_swiglu
@@ -73,16 +56,9 @@ def test_weighted_swiglu():
             torch_npu.npu_swiglu = kernel
             same = all(torch.allclose(one, other, atol=1e-6) for one, other in zip(*found))
             return same and calls == [1, 1]
-        """,
-        "check() returned False",
-    )
-
-
-def test_float_types():
-    "In a worker that starts in the correct order the tuples are correct; here they hold CUDA's types"
-    prove(
-        "megatron.float_types",
-        """
+    """, dict(bootstrap="trainer")),
+    # In a worker that starts in the correct order the tuples are correct; here they hold CUDA's types
+    ("megatron.float_types", "check() returned False", """
         import sys, torch, types
         from megatron.core.transformer import module
         from cookbook_npu.npu.shims.megatron_core import imports
@@ -97,15 +73,8 @@ def test_float_types():
             known = isinstance(x, legacy._FLOAT_TYPES) and isinstance(x.bfloat16(), legacy._BF16_TYPES)
             cast = module.fp32_to_float16(x, lambda t: t.bfloat16())
             return known and cast.dtype == torch.bfloat16
-        """,
-        "check() returned False",
-    )
-
-
-def test_frozen_flags():
-    prove(
-        "megatron.frozen_flags",
-        """
+    """, dict(bootstrap="trainer")),
+    ("megatron.frozen_flags", "TESpecProvider", """
         import sys
         from cookbook_npu.npu.shims.transformer_engine import package
         from cookbook_npu.npu.shims.megatron_core import imports
@@ -119,15 +88,8 @@ def test_frozen_flags():
         def check():
             layer = specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=True)
             return layer.submodules.mlp.submodules.linear_fc2.__name__ == "TERowParallelLinear"
-        """,
-        "TESpecProvider",
-        bootstrap=SIMULATED_CUDA,
-    )
-
-
-def test_megatron_that_was_imported_first_is_refused():
-    run_check(
-        """
+    """),
+    ("megatron that was imported first is refused", None, """
         import sys
         from cookbook_npu.npu.shims.megatron_core import imports
         import megatron.core
@@ -135,16 +97,9 @@ def test_megatron_that_was_imported_first_is_refused():
         sys.modules.update(make_package(te_modules()))
         state = registry.apply("megatron.frozen_flags")
         def check(): return state.state == "refused" and "its layers are placeholders" in state.detail
-        """,
-        bootstrap=SIMULATED_CUDA,
-    )
-
-
-def test_apex():
-    "An apex whose import works and whose kernel is missing"
-    prove(
-        "megatron.apex",
-        """
+    """),
+    # An apex whose import works and whose kernel is missing
+    ("megatron.apex", "fused_layer_norm_cuda", """
         import importlib, pathlib, sys, tempfile, textwrap, torch
         root = pathlib.Path(tempfile.mkdtemp())
         (root/"apex"/"normalization").mkdir(parents=True)
@@ -171,17 +126,9 @@ def test_apex():
             config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
             norm = kind(config=config, hidden_size=8, persist_layer_norm=False).to("npu")
             return norm(torch.randn(2, 8, device="npu")).shape == (2, 8)
-        """,
-        "fused_layer_norm_cuda",
-        bootstrap=SIMULATED_CUDA,
-    )
-
-
-def test_memory_saver_mode():
-    "The trainer can set the mode; Megatron cannot"
-    prove(
-        "megatron.memory_saver_mode",
-        """
+    """),
+    # The trainer can set the mode; Megatron cannot
+    ("megatron.memory_saver_mode", "check() returned False", """
         import importlib, sys, types
         class Saver:
             settings = {}
@@ -200,16 +147,8 @@ def test_memory_saver_mode():
             sys.modules.pop(imports.DYNAMIC_CONTEXT, None)
             module = importlib.import_module(imports.DYNAMIC_CONTEXT)
             return module.HAVE_TORCH_MEMORY_SAVER and saver.settings == {"hook_mode": "preload"}
-        """,
-        "check() returned False",
-        bootstrap=SIMULATED_CUDA,
-    )
-
-
-def test_rng_state():
-    prove(
-        "megatron.rng_state",
-        """
+    """),
+    ("megatron.rng_state", "random.py", """
         import torch
         from megatron.core import tensor_parallel
         from megatron.core.tensor_parallel import random
@@ -221,15 +160,8 @@ def test_rng_state():
             y = tensor_parallel.checkpoint(noisy, False, x)
             y.sum().backward()
             return torch.equal(x.grad > 0, y > 0)  # the recomputation dropped the same elements
-        """,
-        "random.py",
-    )
-
-
-def test_torch_norm():
-    prove(
-        "megatron.torch_norm",
-        """
+    """, dict(bootstrap="trainer")),
+    ("megatron.torch_norm", "sequence parallel not supported", """
         import torch
         from megatron.core.transformer.torch_norm import WrappedTorchNorm
         from cookbook_npu.npu.shims.megatron_core.imports import _norm_config
@@ -238,6 +170,7 @@ def test_torch_norm():
             plain = WrappedTorchNorm(_norm_config(sequence_parallel=False), 8)
             assert not plain.weight.sequence_parallel
             return norm.weight.sequence_parallel and norm(torch.ones(8)).shape == (8,)
-        """,
-        "sequence parallel not supported",
-    )
+    """, dict(bootstrap="trainer")),
+    bootstrap=SIMULATED_CUDA,
+)
+# fmt: on

@@ -2,33 +2,13 @@
 
 import pytest
 from places import HELPERS
-from proof import prove, run_check
+from proof import each
 
 pytestmark = pytest.mark.lane("devices")
 
 # the replica of MindSpeed in the process, and patched for a model
 SKETCH = f"{HELPERS}/mindspeed_start.py:sketch"
 PATCHED = f"{HELPERS}/mindspeed_start.py:patched"
-
-
-def test_module_scan():
-    prove(
-        "mindspeed.module_scan",
-        """
-        import sys, types
-        class Lazy(types.ModuleType):
-            def __getattr__(self, name):
-                if name == "apply_rotary_pos_emb": raise ModuleNotFoundError("No module named 'torchvision'")
-                raise AttributeError(name)
-        sys.modules["lazy"] = Lazy("lazy")
-        def check():
-            from cookbook_npu.npu.shims.mindspeed.adaptor import current
-            current().reset()
-            return current().repatch(current().arguments({}))
-        """,
-        "torchvision",
-        bootstrap=SKETCH,
-    )
 
 
 REPATCHED = """
@@ -41,25 +21,26 @@ REPATCHED = """
     """
 
 
-def test_compile():
-    prove(
-        "mindspeed.compile",
-        REPATCHED
-        + """
+# fmt: off
+test_shim = each(
+    ("mindspeed.module_scan", "torchvision", """
+        import sys, types
+        class Lazy(types.ModuleType):
+            def __getattr__(self, name):
+                if name == "apply_rotary_pos_emb": raise ModuleNotFoundError("No module named 'torchvision'")
+                raise AttributeError(name)
+        sys.modules["lazy"] = Lazy("lazy")
+        def check():
+            from cookbook_npu.npu.shims.mindspeed.adaptor import current
+            current().reset()
+            return current().repatch(current().arguments({}))
+    """),
+    ("mindspeed.compile", "'function' object has no attribute 'parameters'", REPATCHED + """
     def check():
         again()
         return len(list(torch.compile(torch.nn.Linear(2, 2)).parameters())) == 2
-    """,
-        "'function' object has no attribute 'parameters'",
-        bootstrap=SKETCH,
-    )
-
-
-def test_all_reduce():
-    prove(
-        "mindspeed.all_reduce",
-        REPATCHED
-        + """
+    """),
+    ("mindspeed.all_reduce", "IndexError", REPATCHED + """
     import torch.distributed as dist
     dist.init_process_group("hccl")
     def check():
@@ -69,19 +50,9 @@ def test_all_reduce():
         dist.all_reduce(x)
         dist.all_reduce(tensor=y)
         return x.item() == y.item() == 2
-    """,
-        "IndexError",
-        ranks=2,
-        bootstrap=SKETCH,
-    )
-
-
-def test_all_reduce_returns_its_result():
-    "The IndexError of `test_all_reduce` hides this defect"
-    prove(
-        "mindspeed.all_reduce",
-        REPATCHED
-        + """
+    """, dict(ranks=2)),
+    # The IndexError of `test_all_reduce` hides this defect
+    ("mindspeed.all_reduce", "check() returned False", REPATCHED + """
     import torch.distributed as dist
     dist.init_process_group("hccl")
     def check():
@@ -89,33 +60,15 @@ def test_all_reduce_returns_its_result():
         x = torch.ones(1, dtype=torch.float64, device="npu")
         dist.all_reduce(x)
         return x.item() == 2
-    """,
-        "check() returned False",
-        ranks=2,
-        bootstrap=SKETCH,
-    )
-
-
-def test_view():
-    prove(
-        "mindspeed.view",
-        REPATCHED
-        + """
+    """, dict(ranks=2)),
+    ("mindspeed.view", "check() returned False", REPATCHED + """
     def check():
         again()
         x = torch.zeros(4, 6, device="npu")
         x[:, :3].view(4, 3, 1).fill_(1)
         return x.sum().item() == 12
-    """,
-        "check() returned False",
-        bootstrap=SKETCH,
-    )
-
-
-def test_triton():
-    prove(
-        "mindspeed.triton",
-        """
+    """),
+    ("mindspeed.triton", "triton.backends.ascend", """
         import sys, importlib, torch
         def check():
             for name in ("mindspeed.core.ssm", "mindspeed.ops.triton"): sys.modules.pop(name, None)
@@ -123,16 +76,8 @@ def test_triton():
             from fla.ops.gated_delta_rule import chunk_gated_delta_rule as registered
             q, g = torch.randn(1, 4, 2, 8, device="npu"), torch.zeros(1, 4, 2, device="npu")
             return registered is rule and rule(q, q, q, g, g + 1)[0].shape == q.shape
-        """,
-        "triton.backends.ascend",
-        bootstrap=SKETCH,
-    )
-
-
-def test_argument_conflicts():
-    prove(
-        "mindspeed.argument_conflicts",
-        """
+    """),
+    ("mindspeed.argument_conflicts", "conflicting option string: --profile-level", """
         import argparse
         from mindspeed.features_manager.features_manager import MindSpeedFeaturesManager
         def check():
@@ -140,29 +85,12 @@ def test_argument_conflicts():
             parser.add_argument("--profile-level", type=int)
             MindSpeedFeaturesManager.register_features_args(parser)
             return parser.conflict_handler == "error" and parser.parse_args([]).profile_level == "level0"
-        """,
-        "conflicting option string: --profile-level",
-        bootstrap=SKETCH,
-    )
-
-
-def test_argument_defaults():
-    prove(
-        "mindspeed.argument_defaults",
-        """
+    """),
+    ("mindspeed.argument_defaults", "has no attribute 'use_fused_rotary_pos_emb'", """
         from mindspeed.args_utils import get_full_args
         def check(): return get_full_args().use_fused_rotary_pos_emb is False
-        """,
-        "has no attribute 'use_fused_rotary_pos_emb'",
-        bootstrap=PATCHED,
-    )
-
-
-def test_rope_cp_group():
-    prove(
-        "mindspeed.rope_cp_group",
-        REPATCHED
-        + """
+    """, dict(bootstrap=PATCHED)),
+    ("mindspeed.rope_cp_group", "cp_group must be provided", REPATCHED + """
     import types
     class GroupOfOne:
         def size(self): return 1
@@ -180,16 +108,8 @@ def test_rope_cp_group():
         both = rotate(tokens, cu_seqlens=ends, cp_group=GroupOfOne())
         first = rotate(tokens[:2, None])
         return torch.allclose(both[:2], first[:, 0], atol=1e-5)
-    """,
-        "cp_group must be provided",
-        bootstrap=PATCHED,
-    )
-
-
-def test_a_dropped_shim_is_applied_again():
-    run_check(
-        REPATCHED
-        + """
+    """, dict(bootstrap=PATCHED)),
+    ("a dropped shim is applied again", None, REPATCHED + """
     import megatron.core.models.common.embeddings.rope_utils as rope_utils
     from cookbook_npu.npu.shims.registry import registry
     def wrapper_of_another_library(*args, **kwargs): return "wrapped"
@@ -209,16 +129,8 @@ def test_a_dropped_shim_is_applied_again():
         broken.apply_rotary_pos_emb = ours.__wrapped__
         again_applied = row()["detail"].startswith("again: it had been dropped")
         return first["state"] == "applied" and dropped and again_applied
-    """,
-        bootstrap=PATCHED,
-    )
-
-
-def test_optimizer_state():
-    prove(
-        "mindspeed.optimizer_state",
-        REPATCHED
-        + """
+    """, dict(bootstrap=PATCHED)),
+    ("mindspeed.optimizer_state", "Unknown sharding_type: fully_reshardable", REPATCHED + """
     from types import SimpleNamespace
     def check():
         from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -230,16 +142,8 @@ def test_optimizer_state():
         saved = dict(optimizer="groups", param_state="moments", param_state_sharding_type="fully_reshardable")
         DistributedOptimizer.load_state_dict(optimizer, saved)
         return got == dict(groups="groups", state="moments")
-    """,
-        "Unknown sharding_type: fully_reshardable",
-        bootstrap=PATCHED,
-    )
-
-
-def test_zero_centered_norm():
-    prove(
-        "mindspeed.zero_centered_norm",
-        """
+    """, dict(bootstrap=PATCHED)),
+    ("mindspeed.zero_centered_norm", "check() returned False", """
         import torch, types
         from megatron.core.extensions.transformer_engine import TENorm, TELayerNormColumnParallelLinear
         config = types.SimpleNamespace(
@@ -256,7 +160,7 @@ def test_zero_centered_norm():
             expected = torch.nn.functional.rms_norm(x, (8,), eps=1e-6)
             alone = torch.allclose(norm(x), expected, atol=1e-5)
             return alone and torch.allclose(fused(x)[0], expected, atol=1e-5)
-        """,
-        "check() returned False",
-        bootstrap=PATCHED,
-    )
+    """, dict(bootstrap=PATCHED)),
+    bootstrap=SKETCH,
+)
+# fmt: on

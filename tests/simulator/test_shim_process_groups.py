@@ -1,13 +1,11 @@
 """Process groups that are destroyed and reloaded: memory, fifty cycles, failures."""
 
-from proof import prove, run_check
+from proof import each
 
-
-def test_memory_is_freed():
-    "Destroying is idempotent; a group that was not used gets no communicator on reload"
-    prove(
-        "torch.process_groups",
-        """
+# fmt: off
+test_shim = each(
+    # Destroying is idempotent; a group that was not used gets no communicator on reload
+    ("torch.process_groups", "ShimError: shim torch.process_groups is undone", """
         import os
         os.environ["HCCL_BUFFSIZE"] = "8"
         import torch, torch.distributed as dist
@@ -50,17 +48,9 @@ def test_memory_is_freed():
             assert communicators() == 2 and pg.total_communicator_bytes() == 2 * (16 << 20)
             assert [count(None), count(second), count(unused)] == [2, 2, 2]
             return communicators() == 3 and count(alone) == 1
-        """,
-        "ShimError: shim torch.process_groups is undone",
-        ranks=2,
-        bootstrap="simulator",
-    )
-
-
-def test_fifty_cycles():
-    "Memory stays constant, keys of the store do not accumulate, group objects stay the same"
-    run_check(
-        """
+    """, dict(ranks=2)),
+    # Memory stays constant, keys of the store do not accumulate, group objects stay the same
+    ("fifty cycles", None, """
         import os
 
         os.environ["HCCL_BUFFSIZE"] = "4"
@@ -89,16 +79,9 @@ def test_fifty_cycles():
                 keys.append([n for n in range(1, met + 1) if store.check([f"process_groups/{n}/here"])])
             assert len(keys[-1]) <= 2, keys[-1]
             return len(seen) == 1 and group in pg.device_groups() and one.item() == 1
-        """,
-        ranks=2,
-        bootstrap="simulator",
-    )
-
-
-def test_a_reload_that_fails_once():
-    "Rank 1 waits for the timeout of the group, then both retry; after the last attempt, an error names it"
-    run_check(
-        """
+    """, dict(ranks=2)),
+    # Rank 1 waits for the timeout of the group, then both retry; after the last attempt, an error names it
+    ("a reload that fails once", None, """
         import datetime, torch, torch.distributed as dist
         from cookbook_npu.errors import DeviceError
         from cookbook_npu.npu.shims.torch import process_groups as pg
@@ -125,16 +108,9 @@ def test_a_reload_that_fails_once():
             pg.reload_process_groups()
             dist.all_reduce(one)
             return one.item() == 4
-        """,
-        ranks=2,
-        bootstrap="simulator",
-    )
-
-
-def test_a_rank_that_does_not_reload():
-    "The others raise an error with the number of ranks instead of hanging"
-    run_check(
-        """
+    """, dict(ranks=2)),
+    # The others raise an error with the number of ranks instead of hanging
+    ("a rank that does not reload", None, """
         import torch, torch.distributed as dist
         from cookbook_npu.errors import DeviceError
         from cookbook_npu.npu.shims.torch import process_groups as pg
@@ -153,7 +129,7 @@ def test_a_rank_that_does_not_reload():
                     raise AssertionError("it reloaded alone")
             dist.all_reduce(torch.ones(1))
             return True
-        """,
-        ranks=2,
-        bootstrap="simulator",
-    )
+    """, dict(ranks=2)),
+    bootstrap="simulator",
+)
+# fmt: on

@@ -5,7 +5,7 @@ import ray
 from proof import prove, run_check
 
 from cookbook_npu.cluster.ray_cluster import LOOPBACK, init_options, session_folder
-from cookbook_npu.npu.shims.ray_private import applied
+from cookbook_npu.npu.shims.ray import applied
 
 pytestmark = [pytest.mark.lane("devices"), pytest.mark.lane("devices")]
 

@@ -1,35 +1,25 @@
-"""The shims of `npu.shims.ray_private`: each check passes with its shim and fails without."""
+"""The shims of `npu.shims.ray`: each check passes with its shim and fails without."""
 
-from proof import prove
+from proof import each
 
-
-def test_unused_services():
-    "Without it `start_monitor` reads settings that this node does not have"
-    prove(
-        "ray.unused_services",
-        """
+# fmt: off
+test_shim = each(
+    # Without it `start_monitor` reads settings that this node does not have
+    ("ray.unused_services", "AttributeError", """
         import ray
         from ray._private.node import Node
-        import cookbook_npu.npu.shims.ray_private
+        import cookbook_npu.npu.shims.ray
         registry.apply("ray.unused_services")
 
         def check():
             node = object.__new__(Node)
             return node.start_monitor() is None
-        """,
-        "AttributeError",
-        bootstrap=None,
-    )
-
-
-def test_node_start():
-    "A raylet that registers at the third question"
-    prove(
-        "ray.node_start",
-        """
+    """),
+    # A raylet that registers at the third question
+    ("ray.node_start", "RuntimeError", """
         import ray
         from ray._private import services
-        import cookbook_npu.npu.shims.ray_private
+        import cookbook_npu.npu.shims.ray
         asked = []
 
         def get_node(address, node_id):
@@ -44,21 +34,13 @@ def test_node_start():
         def check():
             asked.clear()
             return services.get_node("", "n1") == {"node_id": "n1"} and len(asked) == 3
-        """,
-        "RuntimeError",
-        bootstrap=None,
-    )
-
-
-def test_worker_command():
-    "Ray's function starts a program that prints its argument"
-    prove(
-        "ray.worker_command",
-        """
+    """),
+    # Ray's function starts a program that prints its argument
+    ("ray.worker_command", "check() returned False", """
         import subprocess, sys, tempfile
         import ray
         from ray._private import services
-        import cookbook_npu.npu.shims.ray_private
+        import cookbook_npu.npu.shims.ray
         registry.apply("ray.worker_command")
 
         def check():
@@ -68,7 +50,7 @@ def test_worker_command():
                 info.process.wait()
                 log.seek(0)
                 return "simulator.preload" in log.read()
-        """,
-        "check() returned False",
-        bootstrap=None,
-    )
+    """),
+    bootstrap=None,
+)
+# fmt: on

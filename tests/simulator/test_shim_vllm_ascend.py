@@ -1,25 +1,6 @@
 """The shims of `npu.shims.vllm_ascend` on classes with the same defects and signatures."""
 
-from proof import prove
-
-
-def test_environment():
-    prove(
-        "vllm.environment",
-        """
-        import os, subprocess, sys
-        os.environ.update(TMS_INIT_ENABLE="1", TMS_HOOK_MODE="preload")
-        from cookbook_npu.npu.shims import vllm_ascend
-        assert registry.apply("vllm.environment").state == "applied"
-        def check():
-            code = "import os; print([n for n in os.environ if n.startswith('TMS_')])"
-            child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-            return child.stdout.strip() == "[]"
-        """,
-        "check() returned False",
-        bootstrap=None,
-    )
-
+from proof import each
 
 FAKE = """
     import os, sys, types
@@ -38,24 +19,6 @@ FAKE = """
 """
 
 
-def test_nz_weights():
-    prove(
-        "vllm_ascend.nz_weights",
-        FAKE
-        + """
-    fake("vllm_ascend.envs")
-    def from_environment(name):  # as vllm-ascend reads it
-        return int(os.getenv(name, 1))
-    sys.modules["vllm_ascend.envs"].__getattr__ = from_environment
-    assert registry.apply("vllm_ascend.nz_weights").state == "applied"
-    def check():
-        return sys.modules["vllm_ascend.envs"].VLLM_ASCEND_ENABLE_NZ == 0
-    """,
-        "check() returned False",
-        bootstrap=None,
-    )
-
-
 ARGS = (
     FAKE
     + """
@@ -68,42 +31,6 @@ ARGS = (
     fake("vllm.engine.arg_utils", EngineArgs=EngineArgs)
 """
 )
-
-
-def test_processed_logprobs():
-    prove(
-        "vllm.processed_logprobs",
-        ARGS
-        + """
-    assert registry.apply("vllm.processed_logprobs").state == "applied"
-    def check():
-        raw = EngineArgs("m", logprobs_mode="raw_logprobs")
-        return {EngineArgs("m").seen, raw.seen} == {"processed_logprobs"}
-    """,
-        "check() returned False",
-        bootstrap=None,
-    )
-
-
-def test_sampler_logprobs():
-    prove(
-        "vllm_ascend.sampler_logprobs",
-        FAKE
-        + """
-    class AscendSampler:
-        def __init__(self, logprobs_mode="raw_logprobs"):
-            self.logprobs_mode = logprobs_mode
-            self.topk_topp_sampler = types.SimpleNamespace(logprobs_mode="raw_logprobs")
-    fake("vllm_ascend.sample.sampler", AscendSampler=AscendSampler)
-    assert registry.apply("vllm_ascend.sampler_logprobs").state == "applied"
-    def check():
-        sampler = AscendSampler()
-        modes = {sampler.logprobs_mode, sampler.topk_topp_sampler.logprobs_mode}
-        return modes == {"processed_logprobs"}
-    """,
-        "check() returned False",
-        bootstrap=None,
-    )
 
 
 CORE = (
@@ -128,82 +55,6 @@ CORE = (
     fake("vllm.v1.engine.core", EngineCore=EngineCore, DPEngineCoreProc=DPEngineCoreProc)
 """
 )
-
-
-def test_partial_wake():
-    prove(
-        "vllm.partial_wake",
-        CORE
-        + """
-    assert registry.apply("vllm.partial_wake").state == "applied"
-    def check():
-        core = EngineCore()
-        core.wake_up(["weights"])
-        assert core.paused, "resumed while the cache is away"
-        core.wake_up(["kv_cache"])
-        assert not core.paused
-        level_0 = EngineCore()
-        level_0.model_executor.sleeping = set()
-        level_0.wake_up(["scheduling"])
-        whole = EngineCore()
-        whole.wake_up()
-        return not level_0.paused and not whole.paused
-    """,
-        "resumed while the cache is away",
-        bootstrap=None,
-    )
-
-
-def test_dummy_batch():
-    prove(
-        "vllm.dummy_batch",
-        CORE
-        + """
-    assert registry.apply("vllm.dummy_batch").state == "applied"
-    def check():
-        core = EngineCore()
-        core.execute_dummy_batch()
-        assert core.model_executor.dummies == 0, "worked while asleep"
-        core.model_executor.sleeping = set()
-        core.execute_dummy_batch()
-        return core.model_executor.dummies == 1
-    """,
-        "worked while asleep",
-        bootstrap=None,
-    )
-
-
-def test_tied_head():
-    prove(
-        "vllm.tied_head",
-        FAKE
-        + """
-    import torch
-    def dispatch(layer, remove_weight):
-        packed = layer.weight.detach().clone()
-        layer.cpu_linear = lambda x, weight, bias: x @ packed.T
-    class Method:
-        def process_weights_after_loading(self, layer): dispatch(layer, False)
-    class GPUModelRunner:
-        def __init__(self):
-            self.model = head = torch.nn.Linear(4, 4, bias=False)
-            head.quant_method = Method()
-            dispatch(head, False)
-        def reload_weights(self, weights_iterator=None, weights_path=None, is_checkpoint_format=True):
-            for name, value in weights_iterator:
-                self.model.get_parameter(name).data.copy_(value)
-    fake("vllm.model_executor.layers.utils", dispatch_cpu_unquantized_gemm=dispatch)
-    fake("vllm.platforms", current_platform=types.SimpleNamespace(is_cpu=lambda: True))
-    fake("vllm.v1.worker.gpu_model_runner", GPUModelRunner=GPUModelRunner)
-    assert registry.apply("vllm.tied_head").state == "applied"
-    def check():
-        runner = GPUModelRunner()
-        runner.reload_weights(weights_iterator=iter([("weight", torch.eye(4))]))
-        return torch.equal(runner.model.cpu_linear(torch.eye(4), None, None), torch.eye(4))
-    """,
-        "check() returned False",
-        bootstrap=None,
-    )
 
 
 WORKER = (
@@ -247,11 +98,119 @@ WORKER = (
 )
 
 
-def test_startup_memory():
-    prove(
-        "vllm_ascend.startup_memory",
-        WORKER
-        + """
+IPC = (
+    FAKE
+    + """
+    def packed_npu_ipc_consumer(**buffer): return [("w", 1)]
+    def npu_generate_uuid(): raise OSError("a probe must not ask the network")
+    class NPUIPCWeightTransferEngine:
+        def receive_weights(self, update_info):
+            where = npu_generate_uuid()
+            handles = update_info.ipc_handles
+            if self.packed:
+                weights = packed_npu_ipc_consumer(ipc_handle=handles, physical_npu_id=where)
+            else:
+                self.model.load_weights([("w", 1)])
+    module = fake("vllm_ascend.distributed.weight_transfer.npu_ipc_engine", __builtins__=__builtins__)
+    # the method reads its globals from the fake module, as upstream's does
+    code = NPUIPCWeightTransferEngine.receive_weights.__code__
+    NPUIPCWeightTransferEngine.receive_weights = types.FunctionType(code, vars(module))
+    module.packed_npu_ipc_consumer = packed_npu_ipc_consumer
+    module.npu_generate_uuid = npu_generate_uuid
+    module.NPUIPCWeightTransferEngine = NPUIPCWeightTransferEngine
+"""
+)
+
+
+# fmt: off
+test_shim = each(
+    ("vllm.environment", "check() returned False", """
+        import os, subprocess, sys
+        os.environ.update(TMS_INIT_ENABLE="1", TMS_HOOK_MODE="preload")
+        from cookbook_npu.npu.shims import vllm_ascend
+        assert registry.apply("vllm.environment").state == "applied"
+        def check():
+            code = "import os; print([n for n in os.environ if n.startswith('TMS_')])"
+            child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            return child.stdout.strip() == "[]"
+    """),
+    ("vllm_ascend.nz_weights", "check() returned False", FAKE + """
+    fake("vllm_ascend.envs")
+    def from_environment(name):  # as vllm-ascend reads it
+        return int(os.getenv(name, 1))
+    sys.modules["vllm_ascend.envs"].__getattr__ = from_environment
+    assert registry.apply("vllm_ascend.nz_weights").state == "applied"
+    def check():
+        return sys.modules["vllm_ascend.envs"].VLLM_ASCEND_ENABLE_NZ == 0
+    """),
+    ("vllm.processed_logprobs", "check() returned False", ARGS + """
+    assert registry.apply("vllm.processed_logprobs").state == "applied"
+    def check():
+        raw = EngineArgs("m", logprobs_mode="raw_logprobs")
+        return {EngineArgs("m").seen, raw.seen} == {"processed_logprobs"}
+    """),
+    ("vllm_ascend.sampler_logprobs", "check() returned False", FAKE + """
+    class AscendSampler:
+        def __init__(self, logprobs_mode="raw_logprobs"):
+            self.logprobs_mode = logprobs_mode
+            self.topk_topp_sampler = types.SimpleNamespace(logprobs_mode="raw_logprobs")
+    fake("vllm_ascend.sample.sampler", AscendSampler=AscendSampler)
+    assert registry.apply("vllm_ascend.sampler_logprobs").state == "applied"
+    def check():
+        sampler = AscendSampler()
+        modes = {sampler.logprobs_mode, sampler.topk_topp_sampler.logprobs_mode}
+        return modes == {"processed_logprobs"}
+    """),
+    ("vllm.partial_wake", "resumed while the cache is away", CORE + """
+    assert registry.apply("vllm.partial_wake").state == "applied"
+    def check():
+        core = EngineCore()
+        core.wake_up(["weights"])
+        assert core.paused, "resumed while the cache is away"
+        core.wake_up(["kv_cache"])
+        assert not core.paused
+        level_0 = EngineCore()
+        level_0.model_executor.sleeping = set()
+        level_0.wake_up(["scheduling"])
+        whole = EngineCore()
+        whole.wake_up()
+        return not level_0.paused and not whole.paused
+    """),
+    ("vllm.dummy_batch", "worked while asleep", CORE + """
+    assert registry.apply("vllm.dummy_batch").state == "applied"
+    def check():
+        core = EngineCore()
+        core.execute_dummy_batch()
+        assert core.model_executor.dummies == 0, "worked while asleep"
+        core.model_executor.sleeping = set()
+        core.execute_dummy_batch()
+        return core.model_executor.dummies == 1
+    """),
+    ("vllm.tied_head", "check() returned False", FAKE + """
+    import torch
+    def dispatch(layer, remove_weight):
+        packed = layer.weight.detach().clone()
+        layer.cpu_linear = lambda x, weight, bias: x @ packed.T
+    class Method:
+        def process_weights_after_loading(self, layer): dispatch(layer, False)
+    class GPUModelRunner:
+        def __init__(self):
+            self.model = head = torch.nn.Linear(4, 4, bias=False)
+            head.quant_method = Method()
+            dispatch(head, False)
+        def reload_weights(self, weights_iterator=None, weights_path=None, is_checkpoint_format=True):
+            for name, value in weights_iterator:
+                self.model.get_parameter(name).data.copy_(value)
+    fake("vllm.model_executor.layers.utils", dispatch_cpu_unquantized_gemm=dispatch)
+    fake("vllm.platforms", current_platform=types.SimpleNamespace(is_cpu=lambda: True))
+    fake("vllm.v1.worker.gpu_model_runner", GPUModelRunner=GPUModelRunner)
+    assert registry.apply("vllm.tied_head").state == "applied"
+    def check():
+        runner = GPUModelRunner()
+        runner.reload_weights(weights_iterator=iter([("weight", torch.eye(4))]))
+        return torch.equal(runner.model.cpu_linear(torch.eye(4), None, None), torch.eye(4))
+    """),
+    ("vllm_ascend.startup_memory", "Free memory on device (10/64 GiB)", WORKER + """
     shims.STARTUP_POLL = 0.05
     assert registry.apply("vllm_ascend.startup_memory").state == "applied"
     def check():
@@ -260,17 +219,8 @@ def test_startup_memory():
         later = threading.Timer(0.3, lambda: setattr(worker, "free", 60))  # the trainer falls asleep
         later.start()
         return worker._init_device() == "npu:1"
-    """,
-        "Free memory on device (10/64 GiB)",
-        bootstrap=None,
-    )
-
-
-def test_profiling_memory():
-    prove(
-        "vllm_ascend.profiling_memory",
-        WORKER
-        + """
+    """),
+    ("vllm_ascend.profiling_memory", "Error in memory profiling", WORKER + """
     assert registry.apply("vllm_ascend.profiling_memory").state == "applied"
     def check():
         worker = NPUWorker()
@@ -283,18 +233,9 @@ def test_profiling_memory():
         # no other process interfered: as measured
         worker.profile = lambda: SimpleNamespace(free_memory=33, non_torch_memory=23)
         return worker.determine_available_memory() == 32 - 8 - 3
-    """,
-        "Error in memory profiling",
-        bootstrap=None,
-    )
-
-
-def test_kv_cache_bytes():
-    "What a worker plans while a trainer takes 15 GiB"
-    prove(
-        "vllm_ascend.kv_cache_bytes",
-        WORKER
-        + """
+    """),
+    # What a worker plans while a trainer takes 15 GiB
+    ("vllm_ascend.kv_cache_bytes", "check() returned False", WORKER + """
     assert registry.apply("vllm_ascend.kv_cache_bytes").state == "applied"
     def measured(given):
         "What a worker plans while a trainer takes 15 GiB"
@@ -308,17 +249,8 @@ def test_kv_cache_bytes():
     def check():
         assert measured(None) == 32 - 8 - 3 - 15
         return measured(21) == 21
-    """,
-        "check() returned False",
-        bootstrap=None,
-    )
-
-
-def test_sleep_memory():
-    prove(
-        "vllm_ascend.sleep_memory",
-        WORKER
-        + """
+    """),
+    ("vllm_ascend.sleep_memory", "Memory usage increased after sleeping", WORKER + """
     import warnings
     warnings.simplefilter("ignore")
     assert registry.apply("vllm_ascend.sleep_memory").state == "applied"
@@ -335,17 +267,8 @@ def test_sleep_memory():
         CaMemAllocator.held = 3 << 30
         worker.sleep(level=2)
         return True
-    """,
-        "Memory usage increased after sleeping",
-        bootstrap=None,
-    )
-
-
-def test_expert_layout():
-    prove(
-        "vllm_ascend.expert_layout",
-        FAKE
-        + """
+    """),
+    ("vllm_ascend.expert_layout", "check() returned False", FAKE + """
     import torch
     class CaMemAllocator:
         @classmethod
@@ -374,41 +297,8 @@ def test_expert_layout():
         model["experts"].w2_weight = weight
         NPUWorker(model, 6).wake_up(["weights"])
         return model["experts"].w2_weight is weight
-    """,
-        "check() returned False",
-        bootstrap=None,
-    )
-
-
-IPC = (
-    FAKE
-    + """
-    def packed_npu_ipc_consumer(**buffer): return [("w", 1)]
-    def npu_generate_uuid(): raise OSError("a probe must not ask the network")
-    class NPUIPCWeightTransferEngine:
-        def receive_weights(self, update_info):
-            where = npu_generate_uuid()
-            handles = update_info.ipc_handles
-            if self.packed:
-                weights = packed_npu_ipc_consumer(ipc_handle=handles, physical_npu_id=where)
-            else:
-                self.model.load_weights([("w", 1)])
-    module = fake("vllm_ascend.distributed.weight_transfer.npu_ipc_engine", __builtins__=__builtins__)
-    # the method reads its globals from the fake module, as upstream's does
-    code = NPUIPCWeightTransferEngine.receive_weights.__code__
-    NPUIPCWeightTransferEngine.receive_weights = types.FunctionType(code, vars(module))
-    module.packed_npu_ipc_consumer = packed_npu_ipc_consumer
-    module.npu_generate_uuid = npu_generate_uuid
-    module.NPUIPCWeightTransferEngine = NPUIPCWeightTransferEngine
-"""
-)
-
-
-def test_packed_npu_ipc():
-    prove(
-        "vllm_ascend.packed_npu_ipc",
-        IPC
-        + """
+    """),
+    ("vllm_ascend.packed_npu_ipc", "check() returned False", IPC + """
     assert registry.apply("vllm_ascend.packed_npu_ipc").state == "applied"
     def check():
         module.npu_generate_uuid = lambda: "here"
@@ -422,7 +312,7 @@ def test_packed_npu_ipc():
         except Exception as error:
             return "never loads them" in str(error)
         return False
-    """,
-        "check() returned False",
-        bootstrap=None,
-    )
+    """),
+    bootstrap=None,
+)
+# fmt: on

@@ -63,7 +63,7 @@ def run_engine(rank: int, world_size: int, cache: str) -> dict[str, object]:
     from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.errors import WeightUpdateError
     from cookbook_npu.model.tiny import build_tiny
-    from cookbook_npu.rollout.mixed_batch import SharedDecoder, generate_together
+    from cookbook_npu.rollout.engine import SharedDecoder, generate_together
     from cookbook_npu.rollout.vllm import VllmAdapterEngine, VllmEngine
     from cookbook_npu.weights.checksum import checksum
 

@@ -1,7 +1,7 @@
 """Which answers `math` accepts: how numbers are compared, and which part of a response is the answer."""
 
 import pytest
-from answer_pairs import PAIRS, UNEVALUATED
+from answer_pairs import PAIRS, TEXTS, UNEVALUATED
 from text_samples import text_sample
 
 from cookbook_npu.config import RewardConfig
@@ -33,53 +33,6 @@ def boxed(answer: str) -> str:
     return rf"\boxed{{{answer}}}"
 
 
-DIFFERENT_NUMBERS = [
-    (r"1.6\times10^{-19}", r"3.2\times10^{-19}"),
-    (r"\frac{1}{20!}", r"-\frac{1}{20!}"),
-    (r"\frac{1}{26^{12}}", r"\frac{1}{36^{12}}"),
-    (r"e^{-50}", r"e^{-60}"),
-    ("0.00000045", "0.00000041"),
-    ("1.0000001", "1.0000004"),
-    (r"\frac{1}{2^{90}}", r"\frac{1}{2^{91}}"),
-    (r"6.63\times10^{-34}", r"1.05\times10^{-34}"),
-    (r"\sqrt{2}\cdot10^{-20}", r"\sqrt{3}\cdot10^{-20}"),
-    (r"\frac{\pi}{10^{18}}", r"\frac{2\pi}{10^{18}}"),
-    (r"(0, 4\times10^{-9})", r"(0, 8\times10^{-9})"),
-    (r"\frac{x}{20!}", r"-\frac{x}{20!}"),
-    (
-        r"\begin{pmatrix}10^{-20}\\1\end{pmatrix}",
-        r"\begin{pmatrix}10^{-21}\\1\end{pmatrix}",
-    ),
-    ("16386.20", "16386.18"),
-    ("123457", "123456.8"),
-    (r"\frac13", "0.333"),
-    ("3.14", r"\pi"),
-    ("2.5", "2.50001"),
-]
-SAME_NUMBERS = [
-    (r"\frac13", "0.333333"),
-    (r"1.6\times10^{-19}", r"0.16\times10^{-18}"),
-    (r"\sqrt{17}", "4.123105625617661"),
-    ("4.123105625617661", r"\sqrt{17}"),
-    (r"\frac{8}{3}", "2.6667"),
-    (r"6.62607015\times10^{-34}", r"6.62607\times10^{-34}"),
-    (r"\frac{1}{20!}", r"\frac{1}{19! \cdot 20}"),
-    (r"e^{-50}", r"\frac{1}{e^{50}}"),
-    (r"(\frac{3}{5},\frac{8}{3}]", "(0.6,2.6667]"),
-    (r"\frac{x}{20!}", r"\frac{2x}{2 \cdot 20!}"),
-    (r"\sin(\pi)", "0"),
-    (r"28\%", "0.28"),
-    ("1", r"100\%"),
-    ("16386.20", r"16,\!386.2"),
-]
-
-
-@pytest.mark.parametrize(("label", "answer"), DIFFERENT_NUMBERS)
-def test_numbers_that_differ_relative_to_their_size_are_not_equal(label, answer):
-    assert math(boxed(answer), label, {}) == 0
-    assert math(boxed(label), answer, {}) == 0
-
-
 @pytest.mark.parametrize(("label", "answer", "verdict"), PAIRS)
 def test_forms_that_grammars_misread_and_answers_not_worked_out(label, answer, verdict):
     assert math(boxed(answer), label, {}) == deepscaler(boxed(answer), label, {}) == verdict
@@ -91,183 +44,15 @@ def test_an_expression_does_not_answer_a_label_that_is_a_number(label, text):
     assert dapo(f"Answer: {text}", label, {}) == -1
 
 
-@pytest.mark.parametrize(("label", "answer"), SAME_NUMBERS)
-def test_equal_numbers_and_roundings_are_equal(label, answer):
-    assert math(boxed(answer), label, {}) == 1
-
-
-FRAGMENTS = [
-    ("2", r"<answer>\frac{1}{2}</answer>"),
-    ("3", r"so x equals \sqrt{3}"),
-    ("2", "it is x^2"),
-    ("2", r"\fbox{\frac{1}{2}}"),
-    ("2", "答案是 \\frac{1}{2}。"),
-    ("7", "The value is 3/7"),
-    ("5", "we find 2 + 5"),
-    ("5", r"therefore 2\cdot 5"),
-    ("3", r"which gives \log_2 3"),
-    ("4", "hence f(4)"),
-    ("2", "the interval [1, 2]"),
-    ("9", "5 = 9"),
-    ("3", "<answer>2 or 3</answer>"),
-]
-FOUND = [
-    (r"\frac{1}{2}", r"<answer>\frac{1}{2}</answer>"),
-    (r"\frac{1}{2}", r"\fbox{\frac{1}{2}}"),
-    (r"\frac{1}{2}", "答案是 \\frac{1}{2}。"),
-    (r"\sqrt{3}", r"so x equals \sqrt{3}"),
-    ("7", "we find 2 + 5 = 7"),
-    ("73", "The answer is 73 because 70+3=73."),
-    ("14916", "The final answer is $14916$. I hope it is correct."),
-    ("42", "The answer is 42. I hope this helps."),
-    ("42", "The answer is $42$. Done."),
-    ("42", "My first answer is 7. The correct answer is 42."),
-    ("42", "So the answer is 42, which is even."),
-    ("42", "The answer to the question should be 42."),
-    ("42", "**Answer:** 42 apples"),
-    ("42", "最终答案：４２。"),
-    ("42", "答案为42，因为6×7=42"),
-    ("42", "<think>4 and 2</think>\n<answer> 42 </answer>"),
-    ("42", "<think>so \\boxed{6}?</think>The answer is 42."),
-    ("(1,2)", "The answer is (1, 2)."),
-    ("1,2", r"\boxed{1} and \boxed{2}"),
-    ("1,2,3", r"\boxed{1}, \boxed{2} and \boxed{3}"),
-    ("2", r"It is \boxed{1}. No: \boxed{2}"),
-    ("2.74", "It costs 2,74 euros"),
-    ("11111", r"\boxed{11,\! 111}"),
-    ("1000", "1 000"),
-    ("0.4", ".4"),
-    (r"\frac{1}{2}", r"Long text. So the answer is $\boxed{\frac{1}{2}}$."),
-    ("5", r"We use the formula in \boxed{5} and conclude."),
-    ("5", r"a solution that ends with \boxed{5}"),
-    ("5", "The answer is therefore 5."),
-    ("5", "The answer is, therefore, 5."),
-    ("5", "The final answer is then $5$."),
-    ("5", "Answer: approximately $5$."),
-    ("18", "Answer: 18 (rounded)"),
-    ("18", "12 + 6 = 18 (see step 2)."),
-    ("45", "The angle is 45°."),
-    ("12", r"The answer is $\boxed{\text{(C)}\ 12}$"),
-]
-NOT_FOUND = [
-    ("5", r"\boxed{4} and \boxed{5}"),
-    ("4", r"\boxed{4} and \boxed{5}"),
-    ("4", "The answer is $4$ million."),
-    ("4", "The answer is $4$ or 5."),
-    ("5", "The answer is not 5."),
-    ("5", "Answer: 5 (mod 7)"),
-    ("5", "The answer is about 5 million."),
-    ("5", "The answer is just 5 or 6."),
-    ("6", "The answer is therefore about 5 or 6."),
-    ("5", "The answer is clearly not equal to 5."),
-    ("5", "The answer is less than 5."),
-    ("42", "The answer is 42 \\boxed{42"),
-    ("7", "My first answer is 7. The correct answer is 42."),
-]
-
-
-@pytest.mark.parametrize(("label", "text"), [*FRAGMENTS, *NOT_FOUND])
-def test_a_fragment_and_an_earlier_claim_are_no_answer(label, text):
-    assert math(text, label, {}) == 0
-
-
-@pytest.mark.parametrize(("label", "text"), FOUND)
-def test_the_answer_is_found(label, text):
-    assert math(text, label, {}) == 1
-
-
-SPELLINGS = [
-    ("5", "5。"),
-    ("(1,2)", "（1，2）"),
-    ("5", "５"),
-    ("-5", "–5"),
-    ("-5", "\u22125"),
-    ("-5", "－５"),
-    ("－５", "-5"),
-    ("（1，2）", "(1,2)"),
-    ("5", "5,"),
-    ("5", "5;"),
-    ("12", r"12~\text{apples}"),
-    ("12", r"12\,\text{cm}"),
-    ("12", r"12 \mbox{ apples}"),
-    (r"12\text{ apples}", "12 apple"),
-    (r"\frac{1}{2}", r"\frac{1}{2}\text{ of the cake}"),
-    (r"\emptyset", r"\varnothing"),
-    (r"\varnothing", r"\emptyset"),
-    (r"\emptyset", r"\{\}"),
-    (r"\emptyset", r"\text{no solution}"),
-    ("no solution", r"\varnothing"),
-    ("[1,2]", r"1\le x\le 2"),
-    ("(-2,7]", r"-2 < x \le 7"),
-    (r"1\le x\le 2", "[1,2]"),
-    (r"(3,\infty)", "x>3"),
-    (r"(-\infty,3]", r"x\le 3"),
-    (r"[2,\infty)", r"x \geq 2"),
-    ("4", "2+2=4"),
-    ("45", "45°"),
-    (r"45^\circ", "45º"),
-    (r"\sqrt{18}", "3√2"),
-    (r"\infty", "∞"),
-    (r"(-\infty,1)\cup(2,\infty)", "(-∞,1)∪(2,∞)"),
-    ("1/2", "½"),
-    ("2·3", "6"),
-    ("C", r"\textbf{(C)}\ 12"),
-    ("12 m", "12 meters"),
-    ("12 hours", "12 hrs"),
-    ("12 cm^2", r"12\text{ square centimeters}"),
-    ("4,4", "4,4"),
-    ("1000.99", "1000,99"),
-    (r"\$5.50", "5.5"),
-    ("$2x+4y-3=0$", r"y=-\frac{1}{2}x+\frac{3}{4}"),
-    ("$x^2/4+y^2/3=1$", "x^2/16+y^2/12=1/4"),
-]
-
-
-@pytest.mark.parametrize(("label", "answer"), SPELLINGS)
-def test_spellings_of_a_right_answer(label, answer):
-    assert math(boxed(answer), label, {}) == 1
-
-
-@pytest.mark.parametrize(
-    ("label", "answer"),
-    [
-        ("4", "4=5=4"),
-        ("4", "x=4=5=4"),
-        ("4", "4=3+2=4"),
-        ("4", "4=5"),
-        ("4", "4,4,4,4"),
-        ("4", "4,4"),
-        ("4", r"4 \text{ and } 4"),
-        ("4", "4; 4"),
-        ("2", "2,2"),
-        ("4", r"4\text{ million}"),
-        ("4", r"4\text{ or more}"),
-        (r"4\text{ m}", r"4\text{ cm}"),
-        ("4 m", "4 minutes"),
-        ("4 m^2", "4 cubic meters"),
-        ("C", r"\textbf{(D)}\ C"),
-        ("45", "54°"),
-        (r"\infty", "-∞"),
-        ("[1,2]", "1 < x < 2"),
-        ("(3,\\infty)", "x<3"),
-        (r"\emptyset", "0"),
-        ("5", "-5"),
-        ("5", "٥"),
-        ("5", "⑤"),
-    ],
-)
-def test_spellings_of_a_wrong_answer(label, answer):
-    assert math(boxed(answer), label, {}) == 0
+@pytest.mark.parametrize(("label", "text", "verdict"), TEXTS)
+def test_the_answer_is_found_and_no_fragment_or_earlier_claim(label, text, verdict):
+    assert math(text, label, {}) == verdict
 
 
 def test_the_cases_through_the_pool_of_a_run():
     "In restricted processes, where nothing may be compiled or evaluated"
     cases = [(boxed(answer), label, float(verdict)) for label, answer, verdict in PAIRS]
-    cases += [(boxed(answer), label, 1.0) for label, answer in SAME_NUMBERS]
-    cases += [(boxed(answer), label, 0.0) for label, answer in DIFFERENT_NUMBERS]
-    cases += [(boxed(answer), label, 1.0) for label, answer in SPELLINGS]
-    cases += [(text, label, 1.0) for label, text in FOUND]
-    cases += [(text, label, 0.0) for label, text in FRAGMENTS]
+    cases += [(text, label, float(verdict)) for label, text, verdict in TEXTS]
     samples = [text_sample(text, label) for text, label, _ in cases]
     with RewardPool(RewardConfig(scorers={"math": 1.0}, workers=1, timeout_s=10.0)) as pool:
         assert pool.score(samples) == [score for _, _, score in cases]

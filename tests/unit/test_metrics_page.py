@@ -79,10 +79,6 @@ def test_an_entry_is_of_a_name_that_exists(name):
     assert words() & {holes, last, verifier, ratio, f"eval_{holes}"}
 
 
-def test_an_unknown_name_is_found():
-    assert unknown_metrics({"raw_reward", "pass@4", "memory/aura"}) == ["memory/aura"]
-
-
 def test_every_row_has_its_columns_and_names_keys_that_exist():
     text = PAGE.read_text()
     rows = [line for line in text.splitlines() if line.startswith("| `")]

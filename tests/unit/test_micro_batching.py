@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cookbook_npu.errors import DataError
-from cookbook_npu.model.micro_batching import (
+from cookbook_npu.model.packing import (
     check_lengths,
     micro_batch_tokens,
     plan_micro_batches,

@@ -63,42 +63,6 @@ def masked(f, x, mask):
     return f(x[mask == 1]) if (mask == 1).any() else 0.0
 
 
-def gae_by_hand(reward, value, mask, gamma, lam):
-    "One response, over the list of its policy tokens"
-    adv = np.zeros(len(reward))
-    returns = np.zeros(len(reward))
-    after = 0.0
-    next_value = 0.0
-    for t in reversed(np.flatnonzero(mask)):
-        after = reward[t] + gamma * next_value - value[t] + gamma * lam * after
-        adv[t] = after
-        returns[t] = after + value[t]
-        next_value = value[t]
-    return adv, returns
-
-
-@given(
-    st.integers(1, 4),
-    st.integers(0, 40),
-    st.floats(0, 1),
-    st.floats(0, 1),
-    st.integers(0, 2**32 - 1),
-)
-def test_gae(rows, tokens, gamma, lam, seed):
-    rng = np.random.default_rng(seed)
-    reward, value = rng.normal(size=(2, rows, tokens))
-    mask = rng.integers(0, 2, (rows, tokens))
-    expected = [np.zeros((rows, tokens)), np.zeros((rows, tokens))]
-    for i in range(rows):
-        expected[0][i], expected[1][i] = gae_by_hand(
-            reward[i], value[i], mask[i], gamma, lam
-        )
-    tensors = [torch.from_numpy(x) for x in (reward, value, mask)]
-    found = gae(*tensors, gamma, lam)
-    close(found[0], expected[0])
-    close(found[1], expected[1])
-
-
 @given(st.integers(1, 4), st.integers(1, 12), st.floats(0.5, 1), st.integers(0, 2**32 - 1))
 def test_rewards_on_tokens_and_returns(rows, tokens, gamma, seed):
     rng = np.random.default_rng(seed)

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...errors import ShimError
+from ..device import has_package
 from .registry import registry
 from .torchvision_ops import install_finder
-from .vllm_ascend import IPC_MODULE, TiedHeadShim, installed
+from .vllm_ascend import IPC_MODULE, TiedHeadShim
 
 # %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #bb9fc8e6
 from .vllm_ascend import npu_ipc_module, packed_loads, repack
@@ -129,7 +130,7 @@ def _engine_factory() -> Any:
 
 def transfer_engines() -> list[str]:
     'Return the names of the registered transfer engines, for example ["hccl", "npu_ipc"]'
-    factory = _engine_factory() if installed("vllm") else None
+    factory = _engine_factory() if has_package("vllm") else None
     if factory is None:
         return []
     # vllm-ascend registers its engines when vLLM loads its plugins

@@ -260,8 +260,7 @@ def train(
 
     from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig
     from cookbook_npu.model.checkpoint import BackgroundSaver, load_state
-    from cookbook_npu.model.megatron import init_parallel, load_model
-    from cookbook_npu.model.optimizer import build_optimizer
+    from cookbook_npu.model.megatron import build_optimizer, init_parallel, load_model
     from cookbook_npu.npu.shims.mindspeed.adaptor import current
     from cookbook_npu.npu.shims.registry import registry
 

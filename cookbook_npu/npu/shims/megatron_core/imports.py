@@ -6,7 +6,7 @@
 __all__ = ['FLOAT_MODULES', 'FLOAT_TYPES', 'FLAGGED_PACKAGES', 'TE_EXTENSION', 'APEX_KERNELS', 'DYNAMIC_CONTEXT', 'is_compiled',
            'loaded_modules', 'held_values', 'identity_decorator', 'unfuse', 'FuserShim', 'FusedSwiglu', 'SwigluShim',
            'WeightedSwiglu', 'WeightedSwigluShim', 'FloatTypesShim', 'failed_try_blocks', 'rerun_try_block',
-           'frozen_flags', 'FlagsShim', 'findable', 'ApexShim', 'module_file', 'SaverModeShim', 'rng_works', 'RngShim',
+           'frozen_flags', 'FlagsShim', 'ApexShim', 'module_file', 'SaverModeShim', 'rng_works', 'RngShim',
            'TorchNormShim']
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #e8e38f6f
@@ -25,6 +25,7 @@ from unittest.mock import NonCallableMock
 import torch
 
 from ....errors import ShimError
+from ...device import has_package
 from ....npu.shims.registry import (
     MonkeyPatch,
     Shim,
@@ -385,13 +386,6 @@ class FlagsShim(Shim):
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #98ab8e9c
 APEX_KERNELS = ("amp_C", "fused_layer_norm_cuda")  # the compiled half of apex
 
-
-def findable(name: str) -> bool:
-    "Return whether a package is loaded or can be found, without importing it"
-    if name in sys.modules:
-        return sys.modules[name] is not None
-    return importlib.util.find_spec(name) is not None
-
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #9a770496
 @registry.register
 class ApexShim(Shim):
@@ -405,13 +399,13 @@ class ApexShim(Shim):
     missing = without_npu
 
     def needed(self) -> tuple[bool, str]:
-        if not findable("apex"):
+        if not has_package("apex"):
             return False, "no apex can be imported"
         # a registered package has no file
         is_registered = getattr(sys.modules.get("apex"), "__file__", "") is None
-        if is_registered or findable(APEX_KERNELS[0]):
+        if is_registered or has_package(APEX_KERNELS[0]):
             return False, "apex has its kernels"
-        missing = [name for name in APEX_KERNELS if not findable(name)]
+        missing = [name for name in APEX_KERNELS if not has_package(name)]
         return True, f"apex can be imported, {' and '.join(missing)} cannot"
 
     def install(self, patch: MonkeyPatch) -> None:
@@ -420,7 +414,7 @@ class ApexShim(Shim):
             patch.setitem(sys.modules, name, None)  # None makes an import fail
 
     def verify(self) -> bool:
-        return not findable("apex")
+        return not has_package("apex")
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #5c42965d
 DYNAMIC_CONTEXT = "megatron.core.inference.contexts.dynamic_context"
@@ -464,7 +458,7 @@ class SaverModeShim(Shim):
     phase = "before_megatron"
 
     def needed(self) -> tuple[bool, str]:
-        if not findable("torch_memory_saver"):
+        if not has_package("torch_memory_saver"):
             return False, "no torch_memory_saver can be imported"
         file = module_file(DYNAMIC_CONTEXT)
         if file is None or "hook_mode" not in file.read_text():
