@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import RunConfig, config_keys, load_config, override
-    from .data.graders import register_reward
     from .notebook import check_parameters
     from .plan.plan import make_plan
     from .plan.preflight import check_machine
@@ -62,7 +61,6 @@ _HOMES = {  # name -> module
     "show_result": "runs.result",
     "write_report": "runs.report",
     "watch": "runs.live",
-    "register_reward": "data.graders",
     "TransformersEngine": "rollout.transformers",
     "VllmEngine": "rollout.vllm",
     "Trainer": "train.trainer",

@@ -139,9 +139,16 @@ def check_names(notebook: Path, parameters: Mapping[str, Any]) -> None:
 # %% ../nbs/99_cli.ipynb #f1f90b23
 def add_defaults(notebook: Path, given: Given) -> Given:
     "Return the given settings on top of the defaults of the notebook's own parameters cell"
+    found = parameter_defaults(notebook)
+    if found.get("overrides") is ...:
+        raise ConfigError(
+            f"{notebook}: overrides is no literal in the cell of parameters, and a command replaces it",
+            "Write `overrides = None` there, and `overrides={...} | (overrides or {})` "
+            "in the recipe's call.",
+        )
     defaults = {
         name: value
-        for name, value in parameter_defaults(notebook).items()
+        for name, value in found.items()
         if value is not None and value is not ... and (name, value) != ("scale", "laptop")
     }
     merged = Given()

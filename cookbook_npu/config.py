@@ -27,7 +27,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 from urllib.parse import urlsplit
@@ -43,7 +43,14 @@ from pydantic import (
     model_validator,
 )
 
-from .errors import ConfigError, DataError, MissingError, nearest, parse_json
+from .errors import (
+    ConfigError,
+    DataError,
+    MissingError,
+    nearest,
+    own_function,
+    parse_json,
+)
 from .npu.role_variables import SHIMS_ENV
 from .removed import REMOVED_KEYS
 from .targets.target import Scale, Target, find_target
@@ -1062,17 +1069,21 @@ def own_part(
     return path.stem + name[len(file) :], str(path.parent)
 
 
-def _as_modules(value: Any, folders: list[str]) -> Any:
+def _as_modules(value: Any, folders: list[str], write: Callable[..., str]) -> Any:
     "Return names, or the keys of a mapping, as modules; adds the folders of files"
+    if callable(value):
+        value = write(value)
     if isinstance(value, str):
         name, folder = own_part(value)
         folders += [folder] if folder else []
         return name
     if isinstance(value, list):
-        return [_as_modules(one, folders) for one in value]
+        return [_as_modules(one, folders, write) for one in value]
     if isinstance(value, dict):
         return {
-            _as_modules(key, folders): _as_modules(v, folders) if isinstance(v, dict) else v
+            _as_modules(key, folders, write): _as_modules(v, folders, write)
+            if isinstance(v, dict)
+            else v
             for key, v in value.items()
         }
     return value
@@ -1089,17 +1100,29 @@ _OWN_FILES = (
 )
 
 # %% ../nbs/01_config.ipynb #e6366b84
-def _with_modules(values: dict[str, Any], folders: list[str]) -> dict[str, Any]:
+def _with_modules(
+    values: dict[str, Any],
+    folders: list[str],
+    write: Callable[..., str],  # function, key -> file.py:name
+) -> dict[str, Any]:
     "Return values, by section or dotted key, with files as modules; adds the files' folders"
     placed = dict(values)
     for key in _OWN_FILES:
         section, _, name = key.rpartition(".")
         inner = placed.get(section)
+        own = partial(write, key=key)
         if isinstance(inner, dict) and name in inner:
-            placed[section] = {**inner, name: _as_modules(inner[name], folders)}
+            placed[section] = {**inner, name: _as_modules(inner[name], folders, own)}
         if key in placed:
-            placed[key] = _as_modules(placed[key], folders)
+            placed[key] = _as_modules(placed[key], folders, own)
     return placed
+
+
+def _write_function(values: Mapping[str, Any], function: Any, key: str) -> str:
+    "Write a function of a notebook to code/ in the folder of runs; return it as `file.py:name`"
+    output = values.get("output") or {}
+    given = OutputConfig.model_validate(output)
+    return own_function(function, key, given.runs_folder.absolute() / "code")
 
 
 def _tenants_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -1110,12 +1133,13 @@ def _tenants_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def place_own_files(values: dict[str, Any]) -> dict[str, Any]:
-    "Return the values of a configuration with `file.py:name` as `module:name` and `code_folder`"
+    "Return the values with functions and `file.py:name` as `module:name`, and `code_folder`"
     folders = [os.path.abspath(values["code_folder"])] if values.get("code_folder") else []
-    placed = _with_modules(values, folders)
+    write = partial(_write_function, values)
+    placed = _with_modules(values, folders, write)
     tenants = _tenants_of(values)
     if tenants:
-        own = {name: _with_modules(one, folders) for name, one in tenants.items()}
+        own = {name: _with_modules(one, folders, write) for name, one in tenants.items()}
         placed["tenants"] = {**values["tenants"], **own}
     if len(set(folders)) > 1:
         raise ConfigError(

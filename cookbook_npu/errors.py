@@ -6,17 +6,24 @@
 __all__ = ['CookbookError', 'ConfigError', 'DataError', 'MissingError', 'DeviceError', 'BuildError', 'ShimError', 'RoleError',
            'RoleRaised', 'RoleTimeout', 'WeightUpdateError', 'EngineError', 'RunLocked', 'RewardError', 'BudgetSpent',
            'EnvironmentFault', 'StorageError', 'NumericsError', 'TenantFailed', 'NothingLearned', 'SmokeFailed',
-           'nearest', 'import_own', 'decode_text', 'parse_json']
+           'nearest', 'import_own', 'own_function', 'decode_text', 'parse_json']
 
 # %% ../nbs/00_errors.ipynb #c07c1e83
+import builtins
 import difflib
+import dis
+import hashlib
 import importlib
+import inspect
 import json
 import re
 import sys
 import traceback
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
+from textwrap import dedent
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from .terminal import printable
@@ -168,6 +175,93 @@ def import_own(
             why += f" ({file}, line {line})"
             remedy = "Correct that line, or install what it imports."
         raise ConfigError(f"{key}: {name} cannot be loaded: {why}", remedy) from None
+
+# %% ../nbs/00_errors.ipynb #16f4d27c
+_PARAMETERS = {
+    "algorithm.loss": "logp_T, old_logp_T, adv_T, seqs, config",
+    "algorithm.advantage_estimator": "rewards_B, group_ids, group_size, config",
+    "rollout.environment": "**arguments",
+}  # key -> those of a function; others are scorers
+_LAZY = "from __future__ import annotations"  # a type in a signature needs no import
+
+
+def _global_names(code: CodeType) -> set[str]:
+    "Return the names that a code object and those in it read from their module"
+    steps = list(dis.get_instructions(code))
+    stored = {step.argval for step in steps if step.opname == "STORE_NAME"}
+    names = {s.argval for s in steps if s.opname in ("LOAD_NAME", "LOAD_GLOBAL")} - stored
+    inner = (part for part in code.co_consts if isinstance(part, CodeType))
+    return names.union(*map(_global_names, inner))
+
+
+def _import_line(name: str, value: Any) -> str | None:
+    "Return the line that imports a module, or what a module defines; None: no line does"
+    if isinstance(value, ModuleType):
+        return f"import {value.__name__} as {name}"
+    home, its_name = getattr(value, "__module__", None), getattr(value, "__name__", "")
+    known = home not in (None, "__main__") and hasattr(sys.modules.get(home), its_name)
+    return f"from {home} import {its_name} as {name}" if known else None
+
+
+def _module_source(function: Any) -> str:
+    "Return a module with a function of a notebook; raises `ValueError` with why there is none"
+    if not isinstance(function, FunctionType):
+        raise ValueError(f"is a {type(function).__name__}, not a function")
+    name, qualname = function.__name__, function.__qualname__
+    if name == "<lambda>":
+        raise ValueError("is a lambda, which has no name")
+    if qualname.rpartition("<locals>.")[2] != name:
+        raise ValueError("is a method")
+    if free := function.__code__.co_freevars:
+        raise ValueError(f"uses {', '.join(free)} of the function around it")
+    try:
+        source = dedent(inspect.getsource(function))
+        code = compile(f"{_LAZY}\n{source}", name, "exec")
+    except (OSError, SyntaxError):
+        raise ValueError("has no source of its own") from None
+    used = sorted(_global_names(code) - {name, *dir(builtins)})
+    known = {one: _import_line(one, function.__globals__.get(one)) for one in used}
+    if missing := [one for one, line in known.items() if line is None]:
+        raise ValueError(
+            f"uses {', '.join(missing)}, which its source neither defines nor imports"
+        )
+    lines = [_LAZY, *filter(None, known.values())]
+    return "\n".join([*lines, "", "", source])
+
+# %% ../nbs/00_errors.ipynb #474b4445
+def own_function(
+    function: Any,
+    key: str,  # of the configuration
+    folder: Path,  # of the written files
+) -> str:
+    """Return a function of the user's as `file.py:name`, or `module:name` if a module defines it
+
+    Writes the file of a notebook's function. Raises `ConfigError` for one that other processes
+    cannot import."""
+    name, home = getattr(function, "__name__", ""), getattr(function, "__module__", "")
+    is_function = isinstance(function, FunctionType)
+    if is_function and home != "__main__":
+        if getattr(sys.modules.get(home), name, None) is function:
+            return f"{home}:{name}"
+    try:
+        text = _module_source(inspect.unwrap(function))
+    except ValueError as error:
+        name = name if is_function and name.isidentifier() else "mine"
+        value = f"./{name}.py:{name}"
+        given = {key: value if key in _PARAMETERS else {value: 1.0}}
+        parameters = _PARAMETERS.get(key, "text, label, metadata")
+        raise ConfigError(
+            f"{key}: {getattr(function, '__qualname__', repr(function))} {error}, and other "
+            "processes have to import it",
+            f"Write it into a file in a cell of its own, then name the file:\n"
+            f"%%writefile {name}.py\ndef {name}({parameters}): ...\noverrides = {json.dumps(given)}",
+        ) from None
+    file = folder / f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}.py"
+    if not file.is_file() or file.read_text(encoding="utf-8") != text:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        importlib.invalidate_caches()
+    return f"{file}:{name}"
 
 # %% ../nbs/00_errors.ipynb #4b2192e7
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # escape of half a surrogate pair

@@ -6,10 +6,9 @@
 __all__ = ['DAPO_WINDOW', 'ScorerFunction', 'LabelCheck', 'SCORERS', 'CallMode', 'right_choice', 'gpqa', 'normalized_words', 'f1',
            'countdown_target', 'countdown', 'length', 'repetition', 'environment_reward', 'exact', 'opened_in_prompt',
            'format_think', 'dapo', 'math', 'deepscaler', 'Scorer', 'find_scorer', 'check_label', 'batched', 'call_mode',
-           'load_function', 'register_reward']
+           'load_function']
 
 # %% ../../nbs/data/07_graders.ipynb #7dbcbb6b
-import importlib
 import inspect
 import re
 import string
@@ -280,7 +279,7 @@ def find_scorer(name: str) -> Scorer:
     raise ConfigError(
         f"reward.scorers: {name!r} is not a scorer",
         nearest(name, SCORERS)
-        + " Your own is written package.module:function, in letters, digits and underscores.",
+        + " Your own is a function, or its name: ./file.py:function or package.module:function.",
     )
 
 # %% ../../nbs/data/07_graders.ipynb #dd972cc8
@@ -339,20 +338,3 @@ def load_function(name: str, arguments: Mapping[str, Any] | None = None) -> Scor
     if scorer.function is not None:
         return _bind(name, scorer.function, arguments)
     return _bind(name, import_own(name, "reward.scorers"), arguments)
-
-# %% ../../nbs/data/07_graders.ipynb #517679d2
-def register_reward(
-    function: ScorerFunction,  # (text, label, metadata) -> score, in an importable module
-) -> str:  # its name for `reward.scorers`: package.module:function
-    """The scorer name of your own function.
-
-    Raises `ConfigError` for one that other processes cannot import."""
-    module = importlib.import_module(function.__module__)
-    name = f"{function.__module__}:{function.__qualname__}"
-    found = getattr(module, function.__qualname__, None)
-    if module.__name__ == "__main__" or found is not function:
-        raise ConfigError(
-            f"reward.scorers: {name} is known to this process alone",
-            "Write the function into a file, at the top level of a module, and import it.",
-        )
-    return name

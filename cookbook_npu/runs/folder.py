@@ -7,8 +7,8 @@ __all__ = ['OUTPUT_REMEDY', 'IMAGES_OF', 'SampleKind', 'RUN_FILES', 'REHEARSAL',
            'refuse_link', 'check_regular', 'read_regular', 'fsync_path', 'write_atomic', 'write_json', 'read_json',
            'content_checksum', 'write_checked_json', 'read_checked_json', 'replace_nonfinite', 'json_line',
            'append_line', 'append_lines', 'read_lines', 'read_steps', 'truncate_partial_line', 'lock_folder',
-           'is_locked', 'stack_record', 'input_checksums', 'default_name', 'staged_folder', 'remove_half_made',
-           'RunIdentity', 'RunFolder', 'numbered_path', 'start_time', 'newest_run']
+           'is_locked', 'stack_record', 'own_sources', 'input_checksums', 'default_name', 'staged_folder',
+           'remove_half_made', 'RunIdentity', 'RunFolder', 'numbered_path', 'start_time', 'newest_run']
 
 # %% ../../nbs/runs/00_folder.ipynb #fd584af8
 import errno
@@ -358,6 +358,13 @@ def _images_checksum(source: str, data: DataConfig) -> str | None:
 IMAGES_OF = "the images of "  # before the path of a file of records, in stack.json
 
 
+def own_sources(config: RunConfig, folder: Path) -> list[Path]:
+    "Return the files and packages of the user's own modules, relative to the folder of their code"
+    names = own_modules(config.model_dump()) if config.code_folder else []
+    paths = [Path(*name.split(".")) for name in names]
+    return [p if (folder / p).is_dir() else p.with_suffix(".py") for p in paths]
+
+
 def input_checksums(config: RunConfig) -> dict[str, str]:
     """Return the SHA-256 of each local input by path: prompts, images, model, scorer and environment modules
 
@@ -375,12 +382,10 @@ def input_checksums(config: RunConfig) -> dict[str, str]:
     models = [config.model.path, config.reward_model.path, *teachers]
     for name in filter(None, models):
         found[name] = model_checksum(local_model(name))
-    if config.code_folder:
-        for module in own_modules(config.model_dump()):
-            path = Path(config.code_folder, *module.split("."))
-            path = path if path.is_dir() else path.with_suffix(".py")
-            if path.exists():
-                found[str(path)] = _source_checksum(path)
+    code = Path(config.code_folder or "")
+    for path in map(code.joinpath, own_sources(config, code)):
+        if path.exists():
+            found[str(path)] = _source_checksum(path)
     for own in tenant_configs(config).values():
         found |= input_checksums(own)
     return found
@@ -480,6 +485,7 @@ class RunFolder:
     metrics_file = _Inside("metrics.jsonl")
     events_file = _Inside("events.jsonl")
     spans_file = _Inside("spans.jsonl")
+    code = _Inside("code")
     samples = _Inside("samples")
     checkpoints = _Inside("checkpoints")
     truncated = _Inside("truncated")
@@ -504,7 +510,7 @@ class RunFolder:
                 f"{self.config_file} was altered: its checksum is not the one in run.json",
                 "Restore the file; change settings when you resume the run.",
             )
-        return stored_config(values)
+        return self._with_code(stored_config(values))
 
     def close(self) -> None:
         "Release the lock"
@@ -633,6 +639,7 @@ class RunFolder:
         "Update config.json of a resumed run and record the changed settings as an event"
         self.check_writable()
         was = self.config()
+        self._copy_code(config)
         # keep the recorded location and flags of `output`
         place = {f"output.{k}": getattr(was.output, k) for k in _PLACE}
         now = override(config, place)
@@ -647,6 +654,31 @@ class RunFolder:
         write_checked_json(self.identity_file, record | {"resumed": resumed})
         write_json(self.config_file, values)
         self.event("settings_changed", changed=changed)
+
+    def _with_code(self, config: RunConfig) -> RunConfig:
+        "Return a configuration that finds the user's own modules: in the copy, where they are gone"
+        copies = RunFolder(whole_run(self.path)).code
+        for inside in own_sources(config, copies):
+            if (
+                not Path(config.code_folder or "", inside).exists()
+                and (copies / inside).exists()
+            ):
+                return config.model_copy(update={"code_folder": str(copies)})
+        return config
+
+    def _copy_code(self, config: RunConfig) -> None:
+        "Copy the user's own modules into the folder"
+        copies, folder = RunFolder(whole_run(self.path)).code, Path(config.code_folder or "")
+        for inside in own_sources(config, folder):
+            source, copy = folder / inside, copies / inside
+            if source == copy or not source.exists():
+                continue
+            with storage_errors(copy):
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                if source.is_dir():
+                    shutil.copytree(source, copy, ignore=_not_python, dirs_exist_ok=True)
+                else:
+                    shutil.copyfile(source, copy)
 
     def truncate_after(self, steps: int) -> Path | None:
         """Move everything of later steps into `truncated/`; an interruption loses nothing.
@@ -731,6 +763,7 @@ class RunFolder:
                     folder.mkdir()
         finally:
             os.close(root_fd)
+        self._copy_code(config)
         values = config.model_dump()
         write_json(self.config_file, values)
         identity = RunIdentity(secrets.token_hex(16), content_checksum(values))
@@ -782,3 +815,9 @@ def newest_run(root: Path) -> Path | None:
     folders = [file.parent for file in root.glob("*/config.json")]
     folders = [f for f in folders if not f.name.startswith((".", REHEARSAL))]
     return max(folders, key=start_time, default=None)
+
+# %% ../../nbs/runs/00_folder.ipynb #cb3ce994
+
+
+def _not_python(folder: str, names: list[str]) -> list[str]:
+    return [n for n in names if not (n.endswith(".py") or Path(folder, n).is_dir())]

@@ -14,12 +14,12 @@ from cookbook_npu.config import config_keys
 
 # reached on 2026-11-29, and 1 % more where a number is large
 BUDGETS: dict[str, int] = {
-    "lines of front": 6762,
+    "lines of front": 6830,
     "lines of cluster": 2445,
     "lines of contrib": 723,
     "lines of data": 7266,
     "lines of model": 3747,
-    "lines of npu": 14060,
+    "lines of npu": 13992,
     "lines of plan": 3599,
     "lines of policy": 603,
     "lines of rl": 1670,

@@ -32,6 +32,10 @@ ALWAYS_TYPED = ("own_reward",)
 IN_PROCESS = "unit/test_howto.py::test_a_page_works_as_it_stands"
 WHOLE_RUN = "recipes/test_recipe.py::test_a_run_leaves_everything_behind"
 RESUMES = "recipes/test_resumes.py::test_it_trains_and_resumes_bit_for_bit"
+CELLS = (
+    "recipes/test_recipe.py::"
+    "test_functions_of_cells_grade_and_train_and_outlive_the_notebook"
+)
 LAB = "recipes/test_lab.py::test_the_recipe_is_run_stopped_and_gone_on_with"
 CRON = (
     "unit/test_scheduled_runs.py::"
@@ -71,6 +75,8 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "cookbook-npu run qwen3_4b_colocate -p model Qwen": "takes minutes with a real model; "
         "own_model.md has the same line, which is typed",
     },
+    "own_loss": {"import torch\n\nfrom": CELLS},
+    "own_reward": {"import re": CELLS},
     "own_environment": {
         "python3 -m venv /opt": DOWNLOAD,
         "/opt/verifiers/bin/pip": DOWNLOAD,

@@ -96,7 +96,7 @@ def tiny_run(
         env=env,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    (folder,) = root.iterdir()
+    (folder,) = (file.parent for file in root.glob("*/config.json"))
     assert "reward, first" in done.stdout and str(folder / "report.html") in done.stdout
     return folder
 
@@ -252,6 +252,46 @@ def test_a_loss_of_the_users_trains_as_the_same_loss_of_the_package(tmp_path):
     assert metrics[0][2]["grad_norm"] > 0
     for name in ("pg_loss", "grad_norm", "raw_reward"):
         assert metrics[1][2][name] == pytest.approx(metrics[0][2][name], rel=1e-6), name
+
+
+IN_THE_CALL = """overrides={
+        "reward.scorers": {shortest: 1.0},
+        "algorithm.loss": unclipped,
+        **(overrides or {}),
+    },"""
+
+
+def cell_of(page: str) -> str:
+    "What a how-to page has one write into a cell, without its call of a recipe"
+    found = steps(ROOT / ".docs" / "pages" / "howto" / f"{page}.md")
+    (cell,) = [text for kind, text in found if kind == "python notebook"]
+    return cell.partition("config =")[0]
+
+
+@pytest.mark.lane("runs")
+def test_functions_of_cells_grade_and_train_and_outlive_the_notebook(tmp_path):
+    "Trainer and graders import them; a shell resumes and evaluates with their copy in the run folder"
+    notebook = json.loads((ROOT / "recipes/qwen3_4b_colocate.ipynb").read_text())
+    call = next(c for c in notebook["cells"] if "config = qwen" in "".join(c["source"]))
+    code = "".join(call["source"]).replace("overrides=overrides,", IN_THE_CALL)
+    call["source"] = cell_of("own_reward") + cell_of("own_loss") + code
+    mine, root = tmp_path / "mine.ipynb", tmp_path / "runs"
+    mine.write_text(json.dumps(notebook))
+    folder = tiny_run(root, env=preloaded(), recipe=str(mine), **{"output.name": "own"})
+    assert len(list((root / "code").iterdir())) == 2
+    assert records(folder)[2]["grad_norm"] > 0
+    for place in (mine, folder / "notebook.ipynb"):
+        place.unlink()
+    shutil.rmtree(root / "code")
+    resumed = command(
+        "run", "--resume", str(folder), "-p", "num_steps", "3", env=preloaded()
+    )
+    assert resumed.returncode == 0, resumed.stdout[-2000:] + resumed.stderr[-4000:]
+    assert [row["step"] for row in records(folder)] == [0, 1, 2, 3]
+    asked = command("eval", str(folder), env=preloaded())
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+    accuracy = re.search(r"accuracy +([\d.]+)", asked.stdout)[1]
+    assert float(accuracy) == pytest.approx(records(folder)[3]["eval_accuracy"], abs=1e-4)
 
 
 @pytest.mark.lane("runs")

@@ -1,8 +1,10 @@
 """What others bring: messages, chat templates, labels, text files, numbers and paths of every shape."""
 
 import json
+import linecache
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from cookbook_npu.config import DataConfig, RunConfig, override
 from cookbook_npu.data.datasets import read_records
+from cookbook_npu.data.graders import call_mode, load_function
 from cookbook_npu.data.messages import ChatFormat, TurnEnd, end_token_ids
 from cookbook_npu.data.prompts import load_prompts, load_source
 from cookbook_npu.data.rewards import RewardPool
@@ -18,6 +21,7 @@ from cookbook_npu.data.tokenizer import END, PAD, build_tokenizer
 from cookbook_npu.data.turns import TurnFormat
 from cookbook_npu.errors import ConfigError, DataError
 from cookbook_npu.parameters import read_parameter_file
+from cookbook_npu.plan.preflight import check_scorers
 from cookbook_npu.recipes import qwen3_4b_colocate
 
 ROOT = Path(__file__).parents[2]
@@ -336,3 +340,74 @@ def test_a_module_of_the_code_folder_is_the_one_that_grades(tmp_path, name):
         words, cwd=tmp_path / "here", env=env, capture_output=True, text=True
     )
     assert done.stdout == "[0.75]\n", done.stderr
+
+
+# -------------------------------------------------------------------- functions of a notebook
+CELLS = """
+import functools, math, re
+from math import isfinite as finite
+from cookbook_npu.data.graders import batched
+FACTOR = 2
+class Grader:
+    def method(self, text, label, metadata): return 1.0
+"""
+OWN = {  # a cell that defines `mine` -> its score of "5 5" where it takes one, or why it is refused
+    "def mine(text, label, metadata): return float(len(text))": 3.0,
+    "def mine(text: Missing, *_) -> Missing:\n  import re\n  return len(re.sub(' ', '', text))": 2.0,
+    "def mine(text, *_): return re.sub(' ', '', text) == '55' and finite(math.pi)": 1.0,
+    "@batched\ndef mine(texts, *_): return [len(text) for text in texts]": 3.0,
+    "async def mine(text, *_): return 0.5": 0.5,
+    "def mine(text, *_):\n  def f(n): return f(n - 1) if n else text\n  return len(f(3))": 3.0,
+    "if True:\n  def mine(text, *_):\n    return 4.0": 4.0,
+    "def mine(text, *_):\n  class Inside:\n    one = 1\n    two = one\n  return Inside.two": 1.0,
+    "def mine(*_): return FACTOR": "mine uses FACTOR, which its source neither defines nor imports",
+    "def mine(text, *_, f=FACTOR): return f": "mine uses FACTOR, which",
+    "@functools.partial\ndef mine(*_): return 1.0": "is a partial, not a function",
+    "def mine(*_): return never + 1": "mine uses never, which",
+    "def make(n):\n  def mine(*_): return n\n  return mine\nmine = make(3)": "mine uses n of the function",
+    "mine = lambda *_: 1.0": "<lambda> is a lambda",
+    "mine = Grader().method": "Grader.method is a method, not a function",
+    "mine = Grader.method": "Grader.method is a method",
+    "mine = len": "len is a builtin_function_or_method, not a function",
+    "mine = Grader": "Grader is a type, not a function",
+    "exec('def mine(*_): return 1.0')": "mine has no source of its own",
+}
+
+
+def in_a_cell(source: str, names: dict) -> None:
+    "Run a cell as IPython does: its source is kept where `inspect` looks for it"
+    file = f"<cell {abs(hash(source))}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    exec(compile(source, file, "exec"), names)
+
+
+@pytest.mark.parametrize("cell", OWN)
+def test_a_function_of_a_notebook_is_a_file_of_the_run(cell, tmp_path, monkeypatch):
+    "Its source, found again by any process; what has none of its own is refused within the call"
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    names = {"__name__": "__main__", "Missing": None}
+    in_a_cell(CELLS, names)
+    in_a_cell(cell, names)
+    mine, expected = names["mine"], OWN[cell]
+    place = {"output.root": str(tmp_path / "runs"), "reward.arguments": {mine: {}}}
+    given = {"reward.scorers": {mine: 1.0, "exact": 0.0}, **place}
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError) as refused:
+            qwen3_4b_colocate(overrides=given)
+        assert expected in str(refused.value)
+        words = r"%%writefile (\w+)\.py\ndef \1\(text, label, metadata\): \.\.\.\n"
+        assert re.search(
+            words + r'overrides = \{"reward.scorers": \{"./\1.py:\1"', str(refused.value)
+        )
+        return
+    config = qwen3_4b_colocate(overrides=given)
+    name = next(iter(config.reward.scorers))
+    assert re.fullmatch(r"mine_[0-9a-f]{8}:mine", name) and name in config.reward.arguments
+    assert config.code_folder == str(tmp_path / "runs" / "code")
+    assert qwen3_4b_colocate(overrides=given) == config == override(config, {})
+    check_scorers(config)
+    function = load_function(name)
+    mode = {"@": "batch", "a": "async"}.get(cell[0], "each")
+    assert call_mode(function) == mode
+    assert mode != "each" or function("5 5", "5", {}) == expected

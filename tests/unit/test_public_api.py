@@ -35,7 +35,6 @@ SIGNATURES = {
     "show_result": "folder",
     "watch": "run, every_s=1.0",
     "write_report": "folder, references=None, title='', panels=...",
-    "register_reward": "function",
     "TransformersEngine": "hf_path, dtype='bfloat16', device=None, batch_size=128, stop_token_ids=(), "
     "simulated_latency=0.0, lora=None, routing_replay=False, resident=False",
     "VllmEngine": "hf_path, dtype='bfloat16', max_tokens=None, memory_utilization=0.35, "
