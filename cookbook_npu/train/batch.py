@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PerSequence', 'RowValues', 'REVERSE_KL', 'MODEL_SCORE', 'ROUTING_BYTES', 'TokenIds', 'Batch', 'loss_masks',
            'compute_loss_weights', 'rewards_of', 'batch_advantages', 'sample_inputs', 'make_batch', 'complete_batch',
-           'rollout_mismatch', 'teacher_of', 'add_teacher', 'reward_inputs', 'add_model_scores', 'rollout_metrics',
-           'MicroBatch', 'make_micro_batch', 'compute_loss']
+           'rollout_mismatch', 'with_advantages', 'teacher_of', 'add_teacher', 'reward_inputs', 'add_model_scores',
+           'rollout_metrics', 'MicroBatch', 'make_micro_batch', 'compute_loss']
 
 # %% ../../nbs/train/00_batch.ipynb #6b2bd669
 import math
@@ -304,6 +304,25 @@ def rollout_mismatch(batch: Batch, algorithm: AlgorithmConfig) -> dict[str, floa
     weight_T = _importance_weights(old_T, rollout_T, seqs, algorithm, names)
     level = algorithm.rollout_is_level
     return mismatch_metrics(old_T, rollout_T, seqs, weight_T, algorithm.rollout_is, level)
+
+# %% ../../nbs/train/00_batch.ipynb #7d7ce757
+def with_advantages(batch: Batch) -> tuple[Batch, float]:
+    """Return the rows that have an advantage, and their share of the loss weights
+
+    An optimizer step without any keeps its first row: it is a step with a gradient of 0."""
+    steps = []
+    rows: list[int] = []
+    for members in batch.optimizer_steps:
+        kept = [i for i in members if batch.advantages[i].any()] or members[:1]
+        steps.append([*range(len(rows), len(rows) + len(kept))])
+        rows += kept
+    values = {name: getattr(batch, name) for name in ("tokens", *Batch._arrays())}
+    chosen = {name: [value[i] for i in rows] for name, value in values.items() if value}
+    part = replace(batch, optimizer_steps=steps, **chosen)
+    kept_weight, weight = (
+        sum(float(w.sum()) for w in one.loss_weights) for one in (part, batch)
+    )
+    return part, kept_weight / weight if weight else 1.0
 
 # %% ../../nbs/train/00_batch.ipynb #da1a2a10
 def teacher_of(distill: DistillConfig, metadata: Mapping[str, Any]) -> str | None:
