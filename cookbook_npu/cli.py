@@ -19,6 +19,7 @@ import logging
 import os
 import shlex
 import sys
+import sysconfig
 import threading
 import time
 import warnings
@@ -100,13 +101,15 @@ def find_notebook(name: str) -> Path:
             f"{name} is not an .ipynb notebook", f"Convert it: jupytext --to ipynb {name}"
         )
     checkout = Path(cookbook_npu.__file__).resolve().parent.parent
-    folders = [Path("recipes"), checkout / "recipes"]
+    # a wheel carries them in the data folder of its environment
+    installed = Path(sysconfig.get_path("data")) / "share" / "cookbook_npu" / "recipes"
+    folders = [Path("recipes"), checkout / "recipes", installed]
     for folder in folders:
         notebook = folder / f"{name}.ipynb"
         if notebook.is_file():
             return notebook.resolve()
     known = {p.stem for folder in folders for p in folder.glob("*.ipynb")}
-    remedy = "Run from a checkout of the cookbook, or give the path of a notebook."
+    remedy = "Give the path of a notebook."
     if known:
         remedy = nearest(name, known)
     if path.suffix == ".ipynb":

@@ -27,6 +27,7 @@ HAND_WRITTEN = (
     "npu/simulator/csrc",
     "npu/stack/compatibility.toml",
     "npu/stack/stacks",
+    "py.typed",
     "runs/templates",
 )
 
