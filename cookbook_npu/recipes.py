@@ -122,10 +122,10 @@ def _real_model(settings: Settings) -> Settings:
         "parallel.tensor": 1,
         "placement.devices": max(settings.get("parallel.expert", 1), 1 + split),
         "placement.simulated_memory_bytes": 16 << 30,
-        "optim.learning_rate": 5e-4 if lora else 2e-5,
+        "optim.learning_rate": 3e-4 if lora else 2e-5,
         "train.global_batch_size": None,
         "tenants": {
-            name: {**own, "optim.learning_rate": 5e-4} for name, own in tenants.items()
+            name: {**own, "optim.learning_rate": 3e-4} for name, own in tenants.items()
         },
     }
     if "sft.loss_mask" in settings:
@@ -890,7 +890,8 @@ _SMOLLM2: Settings = {
     "data.max_prompt_tokens": 128,
     "data.prompt_data": "sums",
     "optim.weight_decay": 0.0,
-    "rollout.eval_every": 10,
+    "rollout.batch_size": 64,
+    "rollout.eval_every": 5,
     "rollout.eval_temperature": 0.0,
     "train.save_every": 10,
 }
@@ -917,7 +918,7 @@ smollm2_grpo = Recipe(
     expected={
         "laptop": Expected(
             hardware="2 CPU cores, 1 simulated NPU",
-            metrics={"eval_accuracy": {0: 0.17, 10: 0.78}},
+            metrics={"eval_accuracy": {0: 0.17, 5: 0.59, 10: 0.69}},
             within=0.05,
             minutes="1.5 with start-up, steps alone 1.1",
         )
