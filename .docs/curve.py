@@ -57,7 +57,8 @@ def curve(folder: Path) -> str:
     found = [(r["step"], r.get("eval_accuracy")) for r in rows]
     accuracy = [(step, round(value, 3)) for step, value in found if value is not None]
     said = f"Recorded run: scale {config['scale']}, seed {config['seed']}, "
-    said += f"{device['count']} x {device['name']}. Held-out accuracy, sampled: "
+    how = "greedy" if config["rollout"].get("eval_temperature") == 0 else "sampled"
+    said += f"{device['count']} x {device['name']}. Held-out accuracy, {how}: "
     said += ", ".join(f"{value:.3f} at step {step}" for step, value in accuracy)
     line = " ".join("{},{}".format(*place(*point, steps)) for point in rewards)
     body = [*scales(steps), f'<polyline points="{line}"/>']
