@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -359,3 +360,24 @@ def test_every_link_of_a_result_leads_somewhere(tmp_path):
         person.wait(lambda: person.find(".jp-HTMLViewer iframe"), 60)
         driver.switch_to.frame(person.find(".jp-HTMLViewer iframe"))
         person.wait(lambda: person.find("p.kind", "run report"), 60)
+
+
+@pytest.mark.skipif(bool(NO_LAB), reason=NO_LAB or "")
+@pytest.mark.skipif(bool(missing_browser()), reason=missing_browser() or "")
+def test_opening_and_saving_changes_nothing(tmp_path):
+    "All but the version of Python, which is that of the kernel"
+    work = tmp_path / "work"
+    shutil.copytree(ROOT / "recipes", work / "recipes")
+    copy = work / "recipes" / "qwen3_4b_colocate.ipynb"
+    before = copy.read_text(encoding="utf-8")
+    os.utime(copy, (0, 0))
+    with jupyter_lab(work, tmp_path) as lab, open_browser(tmp_path / "profile") as driver:
+        driver.get(lab.format(f"recipes/{copy.name}"))
+        person = Person(driver, tmp_path)
+        person.idle()
+        person.click("[data-command='docmanager:save']")
+        person.wait(lambda: copy.stat().st_mtime > 0, 60)
+        person.wait(lambda: not person.find(".jp-mod-dirty"), 60)
+    version = re.compile(r'(?<="version": ")3\.\d+\.\d+(?=")')
+    after = copy.read_text(encoding="utf-8")
+    assert version.sub("", after) == version.sub("", before)
