@@ -7,6 +7,7 @@ no paths, no times of day. `faults(recipe)` says why a recorded recipe is not wh
 
 import hashlib
 import json
+import platform
 import re
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import nbformat
 
 from cookbook_npu.config import RunConfig
 from cookbook_npu.recipes import RECIPES, Expected
@@ -171,8 +174,44 @@ def record(name: str) -> None:
         "where": ran,
         "label": words,
     }
-    text = json.dumps(notebook, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(as_written(notebook), encoding="utf-8")
+
+
+# what JupyterLab writes of the kernel, with its version of Python
+KERNEL: dict[str, Any] = {
+    "kernelspec": {
+        "display_name": "Python 3 (ipykernel)",
+        "language": "python",
+        "name": "python3",
+    },
+    "language_info": {
+        "codemirror_mode": {"name": "ipython", "version": 3},
+        "file_extension": ".py",
+        "mimetype": "text/x-python",
+        "name": "python",
+        "nbconvert_exporter": "python",
+        "pygments_lexer": "ipython3",
+        "version": platform.python_version(),
+    },
+}
+
+
+def whole_numbers(value: Any) -> Any:
+    "A value as JavaScript writes it: 1.0 is 1"
+    if isinstance(value, dict):
+        return {key: whole_numbers(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [whole_numbers(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def as_written(notebook: dict[str, Any]) -> str:
+    "The text of a notebook as JupyterLab saves it, so that opening and saving it changes nothing"
+    notebook = whole_numbers(notebook)
+    notebook["metadata"] = (
+        KERNEL | notebook["metadata"] | {"kernelspec": KERNEL["kernelspec"]}
+    )
+    return nbformat.writes(nbformat.from_dict(notebook), version=nbformat.NO_CONVERT) + "\n"
 
 
 def unexpected(expected: Expected, recorded: dict[str, dict[str, float]]) -> list[str]:
@@ -202,13 +241,12 @@ def render_tables() -> None:
         table = settings_table(notebook)
         table["text/markdown"] = recipe._repr_markdown_().splitlines(keepends=True)
         table["text/plain"] = repr(recipe).splitlines(keepends=True)
-        text = json.dumps(notebook, indent=1, ensure_ascii=False)
-        path.write_text(text + "\n", encoding="utf-8")
+        path.write_text(as_written(notebook), encoding="utf-8")
 
 
 def faults(path: Path) -> list[str]:
     "Why the outputs of a recipe are not those of a recorded run of this recipe; empty: they are"
-    notebook = json.loads(path.read_text(encoding="utf-8"))
+    notebook = nbformat.reads(path.read_text(encoding="utf-8"), nbformat.NO_CONVERT)
     recorded = notebook["metadata"].get(KEY)
     if recorded is None:
         return ["it has no recorded run"]

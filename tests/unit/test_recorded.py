@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from recorded import ROOT, faults, label, labelled, shows_run
+from recorded import ROOT, as_written, faults, label, labelled, shows_run
 
 from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.runs.folder import RunFolder, append_line
@@ -18,6 +18,13 @@ RECIPES = sorted((ROOT / "recipes").glob("*.ipynb"))
 def test_the_outputs_belong_to_the_recipe(path):
     "Same code, same settings, expected numbers, nothing of a machine: else `make record RECIPE=...`"
     assert faults(path) == []
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_is_written_as_jupyterlab_saves_it(path):
+    "Opened and saved it is unchanged (test_lab.py does that): no difference in `git status`"
+    text = path.read_text(encoding="utf-8")
+    assert text == as_written(json.loads(text))
 
 
 def test_the_smoke_notebook_shows_a_table_that_passed():
