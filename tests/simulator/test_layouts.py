@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from model_values import gradients_as_weights
 from preloaded_jobs import TRAINER_RANK
 from ranks import run_ranks
 
@@ -217,14 +218,8 @@ def whole_gradients(model) -> dict[str, torch.Tensor]:
         for bucket in group.buckets:  # each rank has summed its own slice
             own = shard_buffer(bucket.grad_data, ranks.size())[ranks.rank()]
             dist.all_gather_into_tensor(bucket.grad_data, own.clone(), group=ranks)
-    params = [p for p in model.module.parameters() if p.requires_grad]
-    weights = [p.data for p in params]
-    for p in params:
-        p.data = p.main_grad.clone()
-    found = exported(model)
-    for p, w in zip(params, weights, strict=True):
-        p.data = w
-    return found
+    with gradients_as_weights(p for p in model.module.parameters() if p.requires_grad):
+        return exported(model)
 
 
 def check_update(trainer) -> list[str]:
