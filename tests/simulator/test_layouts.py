@@ -259,13 +259,13 @@ def not_finite(trainer, batch) -> str:
 
 
 def train_row(row: Row, devices: int, root: Path, previous: Row | None) -> dict:
-    from cookbook_npu.model import optimizer
+    from cookbook_npu.model import megatron
     from cookbook_npu.model.megatron import destroy_parallel
     from cookbook_npu.npu.shims.torch import process_groups
     from cookbook_npu.train.run_trainer import RunTrainer
     from cookbook_npu.train.trainer import Trainer
 
-    optimizer.ADAM_EPS = 1e-4  # a tiny gradient does not become a step
+    megatron.ADAM_EPS = 1e-4  # a tiny gradient does not become a step
     config = run_config(row, devices)
     batch_config, kind = config, Trainer
     if row.reference == "qwen3":  # with a critic, which gets its own values and returns

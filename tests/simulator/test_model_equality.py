@@ -273,12 +273,12 @@ def check_packed(model, want: dict) -> dict[str, float]:
 
 
 def check_training(model, want: dict) -> dict[str, float]:
-    from cookbook_npu.model import optimizer as adam
+    from cookbook_npu.model import megatron
     from cookbook_npu.model.logprobs import packed_logprobs
     from cookbook_npu.model.megatron import build_optimizer, export_weights
     from cookbook_npu.model.packing import pack, plan_micro_batches
 
-    with patch.object(adam, "ADAM_EPS", EPS):
+    with patch.object(megatron, "ADAM_EPS", EPS):
         optimizer = build_optimizer(model, OPTIM, num_steps=100)
     lengths = [len(s.prompt_ids) + len(s.response_ids) for s in SAMPLES]
     mine = plan_micro_batches(lengths, 12, model.layout.data_size)[model.layout.data_rank]

@@ -183,10 +183,10 @@ def load(folder: Path, parallel: ParallelConfig, **model):
 
 def check_training(model, samples, want: dict) -> dict:
     "Some steps of the optimizer"
-    from cookbook_npu.model import optimizer as adam
+    from cookbook_npu.model import megatron
     from cookbook_npu.model.megatron import build_optimizer, export_weights
 
-    with patch.object(adam, "ADAM_EPS", EPS):
+    with patch.object(megatron, "ADAM_EPS", EPS):
         optimizer = build_optimizer(model, OPTIM, num_steps=100)
     before = digest(model.module.visual)
     norms = []
