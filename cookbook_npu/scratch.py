@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from .targets.laptop import cache_folder
+from .targets.target import cache_folder
 
 # %% ../nbs/05_scratch.ipynb #070caadc
 SHM_FOLDER = Path("/dev/shm")

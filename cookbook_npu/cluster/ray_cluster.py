@@ -50,7 +50,7 @@ from ..scratch import (
     sweep_scratch,
 )
 from ..stop import resume_hint
-from ..targets import laptop
+from ..targets.target import remove_leftovers, start_worker_forks
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #5321776b
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0": the loopback interface
@@ -235,7 +235,7 @@ def start_forks(env: Mapping[str, str]) -> Any:
         return folder
 
     modules = ("cookbook_npu.cluster.worker_group",)
-    return laptop.start_worker_forks(worker_env(env), modules, server_root)
+    return start_worker_forks(worker_env(env), modules, server_root)
 
 
 def preload_workers() -> None:
@@ -497,7 +497,7 @@ class Cluster:
         self.node.stop()
         sweep_scratch()  # of the killed workers
         if self.simulated:
-            laptop.remove_leftovers()
+            remove_leftovers()
 
     def __enter__(self) -> Self:
         return self

@@ -59,7 +59,7 @@ from ..heartbeat import (
 from ..npu.device import free_port
 from ..npu.shims.torchvision_ops import install_finder
 from ..scratch import use_own_temporary_folder
-from ..targets import laptop
+from ..targets.target import arm_faults, start_kind
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #20d45677
 class Future(Protocol):
@@ -253,13 +253,13 @@ class WorkerActor:
                 module = importlib.import_module("cookbook_npu.npu.shims.bootstrap")
                 module.bootstrap(bootstrap)
             self.role = load_role(role)(rank=rank, world_size=world_size, **kwargs)
-            laptop.arm_faults(self.role, env)  # a no-op outside of fault tests
+            arm_faults(self.role, env)  # a no-op outside of fault tests
         # Megatron runs the garbage collector at each save; frozen imports save 0.3 s
         gc.collect()
         gc.freeze()
         gc.enable()
         if bootstrap:
-            how = f"{laptop.start_kind()}, {len(sys.modules)} modules"
+            how = f"{start_kind()}, {len(sys.modules)} modules"
             print(f"ready after {time.process_time():.1f} CPU s: {how}", flush=True)
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #c1de5a72

@@ -24,7 +24,7 @@ from ..data.tokenizer import build_tokenizer
 from ..errors import ConfigError, DataError, nearest, parse_json
 from . import tiny as tiny_module
 from .tiny import build_tiny
-from ..targets.laptop import cache_folder
+from ..targets.target import cache_folder
 
 # %% ../../nbs/model/12_first_weights.ipynb #8f338bc5
 SHIPPED = Path(str(tiny_module.__file__)).parent / "tiny_models"

@@ -34,7 +34,7 @@ from ..notebook import read_notebook
 from .folder import lock_folder, storage_errors
 from ..scratch import SESSION_PREFIX, make_scratch, remove_scratch, sweep_scratch
 from ..stop import RunStopped, StoppedAtOnce, StopRequest, resume_hint
-from ..targets.laptop import remove_leftovers
+from ..targets.target import remove_leftovers
 
 # %% ../../nbs/runs/06_kernel.ipynb #e3404fb9
 class _Manager(AsyncKernelManager):

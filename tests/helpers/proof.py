@@ -135,15 +135,17 @@ def prove(
             )
 
 
-def each(*rows: tuple, **common: Any) -> Callable[[tuple], None]:
+def each(*rows: tuple, fixture: str = "", **common: Any) -> Callable[..., None]:
     """Return a test of rows (shim, what its check says without it, code, options of `prove`)
 
-    Where the second is None the code is a check without a shim, and the first is its name."""
+    Where the second is None the code is a check without a shim, and the first is its name. A
+    fixture gives what stands before the code of each row."""
     import pytest  # processes of tests have no use for it
 
     @pytest.mark.parametrize("row", rows, ids=lambda row: row[0])
-    def test(row: tuple) -> None:
+    def test(row: tuple, request: Any) -> None:
         name, without, code, *options = row
+        code = (request.getfixturevalue(fixture) if fixture else "") + code
         chosen = common | dict(*options)
         if without is None:
             run_check(code, **chosen)

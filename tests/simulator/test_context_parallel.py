@@ -5,13 +5,13 @@ of experts and a model with images at ring attention. References and samples are
 comparisons with Hugging Face.
 """
 
-import hashlib
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from model_values import digest
 from preloaded_jobs import TRAINER_RANK
 from ranks import run_ranks
 
@@ -38,14 +38,6 @@ LAYOUTS[EXPERTS] = ParallelConfig(context=2, expert=2)
 WITH_PICTURES = [("ring", "CP4"), ("ring", "TP2CP2")]
 
 
-def digest(model) -> str:
-    "The bits of this rank's weights"
-    digest = hashlib.blake2b()
-    for parameter in model.module.parameters():
-        digest.update(parameter.detach().cpu().numpy().tobytes())
-    return digest.hexdigest()
-
-
 def check_text(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
     from cookbook_npu.model.logprobs import packed_logprobs
     from cookbook_npu.model.megatron import load_model
@@ -67,7 +59,7 @@ def check_text(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
         "empty": len(empty),
         "trained": text.check_training(model, want),
         "tensor_rank": place.tensor_rank,
-        "digest": digest(model),
+        "digest": digest(model.module),
     }
 
 
@@ -130,11 +122,11 @@ def check_trainer(rank: int, world_size: int, folder: Path, state: Path) -> dict
     torch.distributed.barrier()
     trainer.save_state(str(state))
     trainer.finish_state()
-    held = digest(trainer.model)
+    held = digest(trainer.model.module)
     second = trainer.train(batch)
-    moved = digest(trainer.model)
+    moved = digest(trainer.model.module)
     restored = trainer.load_state(str(state))
-    back = digest(trainer.model)
+    back = digest(trainer.model.module)
     again = trainer.train(batch)
     groups = {
         "TP": parallel_state.get_tensor_model_parallel_group(),
@@ -150,13 +142,13 @@ def check_trainer(rank: int, world_size: int, folder: Path, state: Path) -> dict
         "rows": sorted(logps),
         "metrics": (first, second, again),
         "restored": restored,
-        "digests": (held, moved, back, digest(trainer.model)),
+        "digests": (held, moved, back, digest(trainer.model.module)),
     }
     destroy_parallel()
     init_parallel(ParallelConfig(), seed=0, timeout_s=300)
     alone = load_model(folder, ModelConfig(dtype="float32"), ParallelConfig())
     load_policy_weights(alone, state)
-    return found | {"elsewhere": digest(alone)}
+    return found | {"elsewhere": digest(alone.module)}
 
 
 def all_layouts(rank: int, world_size: int, root: str) -> dict:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from model_values import gradients_as_weights
 from preloaded_jobs import TRAINER_RANK
 from ranks import run_ranks
 
@@ -217,14 +218,8 @@ def whole_gradients(model) -> dict[str, torch.Tensor]:
         for bucket in group.buckets:  # each rank has summed its own slice
             own = shard_buffer(bucket.grad_data, ranks.size())[ranks.rank()]
             dist.all_gather_into_tensor(bucket.grad_data, own.clone(), group=ranks)
-    params = [p for p in model.module.parameters() if p.requires_grad]
-    weights = [p.data for p in params]
-    for p in params:
-        p.data = p.main_grad.clone()
-    found = exported(model)
-    for p, w in zip(params, weights, strict=True):
-        p.data = w
-    return found
+    with gradients_as_weights(p for p in model.module.parameters() if p.requires_grad):
+        return exported(model)
 
 
 def check_update(trainer) -> list[str]:
@@ -264,13 +259,13 @@ def not_finite(trainer, batch) -> str:
 
 
 def train_row(row: Row, devices: int, root: Path, previous: Row | None) -> dict:
-    from cookbook_npu.model import optimizer
+    from cookbook_npu.model import megatron
     from cookbook_npu.model.megatron import destroy_parallel
     from cookbook_npu.npu.shims.torch import process_groups
     from cookbook_npu.train.run_trainer import RunTrainer
     from cookbook_npu.train.trainer import Trainer
 
-    optimizer.ADAM_EPS = 1e-4  # a tiny gradient does not become a step
+    megatron.ADAM_EPS = 1e-4  # a tiny gradient does not become a step
     config = run_config(row, devices)
     batch_config, kind = config, Trainer
     if row.reference == "qwen3":  # with a critic, which gets its own values and returns

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from model_values import far, hf_gradients
 from preloaded_jobs import TRAINER_RANK
 from ranks import run_ranks
 from safetensors.torch import load_file
@@ -233,31 +234,13 @@ def reference(folder: Path) -> dict:
 # ---------------------------------------------------------------- what the two processes do
 
 
-def hf_named_gradients(model) -> dict[str, torch.Tensor]:
-    "The gradient buffer under Hugging Face names: exported as if it were the weights"
-    from cookbook_npu.model.megatron import export_weights
-
-    params = list(model.module.parameters())
-    weights = [p.data for p in params]
-    for p in params:
-        p.data = p.main_grad.clone()
-    grads = {n: t.cpu().clone() for n, t in export_weights(model)}
-    for p, w in zip(params, weights, strict=True):
-        p.data = w
-    return grads
-
-
-def far(a: torch.Tensor, b: torch.Tensor) -> float:
-    return (a.detach().cpu().float() - b.float()).abs().max().item()
-
-
 def whole_gradient(model, ids) -> dict[str, torch.Tensor]:
     "One micro-batch; at TP 1 nothing is summed over ranks, so that every copy keeps its own gradient"
     model.zero_grad()
     model.logits(ids).logsumexp(-1).mean().backward()
     if model.layout.tensor_size > 1:
         model.finish_gradients()
-    return hf_named_gradients(model)
+    return hf_gradients(model)
 
 
 def whole_norm(model) -> float:
@@ -290,12 +273,12 @@ def check_packed(model, want: dict) -> dict[str, float]:
 
 
 def check_training(model, want: dict) -> dict[str, float]:
-    from cookbook_npu.model import optimizer as adam
+    from cookbook_npu.model import megatron
     from cookbook_npu.model.logprobs import packed_logprobs
     from cookbook_npu.model.megatron import build_optimizer, export_weights
     from cookbook_npu.model.packing import pack, plan_micro_batches
 
-    with patch.object(adam, "ADAM_EPS", EPS):
+    with patch.object(megatron, "ADAM_EPS", EPS):
         optimizer = build_optimizer(model, OPTIM, num_steps=100)
     lengths = [len(s.prompt_ids) + len(s.response_ids) for s in SAMPLES]
     mine = plan_micro_batches(lengths, 12, model.layout.data_size)[model.layout.data_rank]
@@ -394,7 +377,7 @@ def check_replay(folder: Path, parallel: ParallelConfig, want: dict) -> dict[str
         differences[lay_out.__name__] = max(far(a, b) for a, b in pairs)
     objective(logps, range(len(SAMPLES))).backward()
     model.finish_gradients()
-    grads = hf_named_gradients(model)
+    grads = hf_gradients(model)
     differences["gradient"] = max(far(g, want["grads"][n]) for n, g in grads.items())
     gates = [
         g.abs().max().item() for n, g in grads.items() if n.endswith("mlp.gate.weight")

@@ -2,7 +2,7 @@
 
 import pytest
 from preloaded_jobs import TRAINER_RANK
-from proof import each, prove, run_check
+from proof import each
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.tokenizer import build_tokenizer
@@ -32,122 +32,6 @@ def tiny(tmp_path_factory) -> str:
         config = TinyConfig(family=family, **sizes)
         build_tiny(config, build_tokenizer(), root / family, seed=0)
     return f"from pathlib import Path\nroot = Path({str(root)!r})" + LOAD
-
-
-def test_marks_with_sequence_parallelism(tiny):
-    prove(
-        "mcore_bridge.gated_delta_sums",
-        tiny
-        + """
-from cookbook_npu.npu.shims.mcore_bridge import oversummed_weights
-model = tiny("qwen3_5")
-def check():
-    return oversummed_weights() == []
-""",
-        "check() returned False",
-        ranks=2,
-        preload=TRAINER_RANK,
-    )
-
-
-def test_deepstack_sums(tiny):
-    "Most of an image lies in the first rank's half of the row: the gradient is whole on every rank"
-    prove(
-        "mcore_bridge.deepstack_sums",
-        tiny
-        + """
-model = tiny("qwen3_vl")
-image = model.config.hf_config.image_token_id
-ids = torch.tensor([[3, image, image, image, image, 4, 5, 6]], device="npu")
-pixels = torch.randn(16, 1536, generator=torch.Generator().manual_seed(0)).to("npu")
-grid = torch.tensor([[1, 4, 4]], device="npu")
-positions = torch.arange(8, device="npu").expand(3, 1, 8)
-merger = model.module.visual.visual.deepstack_merger_list[0]
-def check():
-    model.zero_grad()
-    logits = model.ddp(input_ids=ids, position_ids=positions, attention_mask=None,
-                       pixel_values=pixels, image_grid_thw=grid)
-    logits.float().sum().backward()
-    grad = merger.linear_fc1.weight.main_grad
-    assert grad.abs().max() > 1e-4
-    return same_on_all_ranks(grad)
-""",
-        "check() returned False",
-        ranks=2,
-        preload=TRAINER_RANK,
-    )
-
-
-def test_vocabulary_marks(tiny):
-    prove(
-        "mcore_bridge.vocabulary_marks",
-        tiny
-        + """
-model = tiny("qwen3")
-from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate as counts
-def check(): return counts(model.head) and getattr(model.head, "partition_dim", None) == 0
-""",
-        "check() returned False",
-        ranks=2,
-        preload=TRAINER_RANK,
-    )
-
-
-def test_value_head(tiny):
-    prove(
-        "mcore_bridge.value_head",
-        tiny
-        + """
-from cookbook_npu.npu.shims.bootstrap import model_ready
-from mcore_bridge import ModelConfig as BridgeConfig, get_mcore_model, hf_to_mcore_config
-from transformers import AutoConfig
-folder = root/"qwen3"
-megatron.init_parallel(ParallelConfig(), seed=0)
-hf = AutoConfig.from_pretrained(folder)
-assert hf.tie_word_embeddings
-options = megatron.run_options(ModelConfig(dtype="float32"), ParallelConfig())
-critic_options = {"task_type": "seq_cls", "num_labels": 1}
-config = BridgeConfig(**{**hf_to_mcore_config(hf), **options, **critic_options})
-critic = get_mcore_model(config)[0].to(megatron.local_device())
-model_ready(critic)
-# mcore-bridge leaves the head uninitialised: its memory may hold NaN, which is never equal to itself
-torch.nn.init.normal_(critic.output_layer.weight)
-head = critic.output_layer.weight.clone()
-ids = torch.arange(3, 15).view(2, 6).to("npu")
-positions = torch.arange(6, device="npu").expand(2, 6)
-def check():
-    config.bridge.load_weights([critic], str(folder))
-    assert torch.equal(critic.output_layer.weight, head)
-    assert not config.untie_embeddings_and_output_weights
-    values = critic(input_ids=ids, position_ids=positions, attention_mask=None)
-    exported = dict(config.bridge.export_weights([critic]))
-    return values.shape == (2, 6, 1) and "score.weight" in exported
-""",
-        "is invalid for input of size",
-        preload=TRAINER_RANK,
-    )
-
-
-def test_lora_layers(tiny):
-    prove(
-        "mcore_bridge.lora_layers",
-        tiny
-        + """
-from cookbook_npu.config import LoraConfig
-from mcore_bridge.tuners import lora as layers
-layers.is_torch_npu_available = lambda: True  # as with torch_npu installed
-parallel = ParallelConfig()
-megatron.init_parallel(parallel, seed=0)
-adapter = LoraConfig(rank=2)
-folder = root/"qwen3"
-model = megatron.load_model(folder, ModelConfig(dtype="float32"), parallel, lora=adapter)
-ids = torch.arange(3, 15).view(2, 6)
-def check():
-    return bool(model.logits(ids).isfinite().all())
-""",
-        "NPU LoRA path",
-        preload=TRAINER_RANK,
-    )
 
 
 # fmt: off
@@ -211,11 +95,78 @@ test_shim = each(
 # fmt: on
 
 
-def test_recomputation_keeps_nested_inputs(tiny):
-    "No shim: mcore-bridge flattens nested inputs before `checkpoint`"
-    run_check(
-        tiny
-        + """
+# fmt: off
+test_shim_of_a_model = each(
+    ("mcore_bridge.gated_delta_sums", "check() returned False", """
+from cookbook_npu.npu.shims.mcore_bridge import oversummed_weights
+model = tiny("qwen3_5")
+def check():
+    return oversummed_weights() == []
+    """, dict(ranks=2, preload=TRAINER_RANK)),
+    # Most of an image lies in the first rank's half of the row: the gradient is whole on every rank
+    ("mcore_bridge.deepstack_sums", "check() returned False", """
+model = tiny("qwen3_vl")
+image = model.config.hf_config.image_token_id
+ids = torch.tensor([[3, image, image, image, image, 4, 5, 6]], device="npu")
+pixels = torch.randn(16, 1536, generator=torch.Generator().manual_seed(0)).to("npu")
+grid = torch.tensor([[1, 4, 4]], device="npu")
+positions = torch.arange(8, device="npu").expand(3, 1, 8)
+merger = model.module.visual.visual.deepstack_merger_list[0]
+def check():
+    model.zero_grad()
+    logits = model.ddp(input_ids=ids, position_ids=positions, attention_mask=None,
+                       pixel_values=pixels, image_grid_thw=grid)
+    logits.float().sum().backward()
+    grad = merger.linear_fc1.weight.main_grad
+    assert grad.abs().max() > 1e-4
+    return same_on_all_ranks(grad)
+    """, dict(ranks=2, preload=TRAINER_RANK)),
+    ("mcore_bridge.vocabulary_marks", "check() returned False", """
+model = tiny("qwen3")
+from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate as counts
+def check(): return counts(model.head) and getattr(model.head, "partition_dim", None) == 0
+    """, dict(ranks=2, preload=TRAINER_RANK)),
+    ("mcore_bridge.value_head", "is invalid for input of size", """
+from cookbook_npu.npu.shims.bootstrap import model_ready
+from mcore_bridge import ModelConfig as BridgeConfig, get_mcore_model, hf_to_mcore_config
+from transformers import AutoConfig
+folder = root/"qwen3"
+megatron.init_parallel(ParallelConfig(), seed=0)
+hf = AutoConfig.from_pretrained(folder)
+assert hf.tie_word_embeddings
+options = megatron.run_options(ModelConfig(dtype="float32"), ParallelConfig())
+critic_options = {"task_type": "seq_cls", "num_labels": 1}
+config = BridgeConfig(**{**hf_to_mcore_config(hf), **options, **critic_options})
+critic = get_mcore_model(config)[0].to(megatron.local_device())
+model_ready(critic)
+# mcore-bridge leaves the head uninitialised: its memory may hold NaN, which is never equal to itself
+torch.nn.init.normal_(critic.output_layer.weight)
+head = critic.output_layer.weight.clone()
+ids = torch.arange(3, 15).view(2, 6).to("npu")
+positions = torch.arange(6, device="npu").expand(2, 6)
+def check():
+    config.bridge.load_weights([critic], str(folder))
+    assert torch.equal(critic.output_layer.weight, head)
+    assert not config.untie_embeddings_and_output_weights
+    values = critic(input_ids=ids, position_ids=positions, attention_mask=None)
+    exported = dict(config.bridge.export_weights([critic]))
+    return values.shape == (2, 6, 1) and "score.weight" in exported
+    """, dict(preload=TRAINER_RANK)),
+    ("mcore_bridge.lora_layers", "NPU LoRA path", """
+from cookbook_npu.config import LoraConfig
+from mcore_bridge.tuners import lora as layers
+layers.is_torch_npu_available = lambda: True  # as with torch_npu installed
+parallel = ParallelConfig()
+megatron.init_parallel(parallel, seed=0)
+adapter = LoraConfig(rank=2)
+folder = root/"qwen3"
+model = megatron.load_model(folder, ModelConfig(dtype="float32"), parallel, lora=adapter)
+ids = torch.arange(3, 15).view(2, 6)
+def check():
+    return bool(model.logits(ids).isfinite().all())
+    """, dict(preload=TRAINER_RANK)),
+    # No shim: mcore-bridge flattens nested inputs before `checkpoint`
+    ("recomputation keeps nested inputs", None, """
 model = tiny("qwen3_vl")
 decoder, device = model.decoder.decoder, model.layout.device
 def leaf(generator, *shape):
@@ -239,6 +190,7 @@ def check():
     assert all(gradient.abs().sum() > 0 for gradient in again)
     pairs = zip(again, plain, strict=True)
     return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in pairs)
-""",
-        preload=TRAINER_RANK,
-    )
+    """, dict(preload=TRAINER_RANK)),
+    fixture="tiny",
+)
+# fmt: on

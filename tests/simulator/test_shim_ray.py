@@ -2,7 +2,7 @@
 
 import pytest
 import ray
-from proof import prove, run_check
+from proof import each, prove
 
 from cookbook_npu.cluster.ray_cluster import LOOPBACK, init_options, session_folder
 from cookbook_npu.npu.shims.ray import applied
@@ -27,48 +27,6 @@ def start():
         ray.shutdown()
 
 
-def test_num_gpus(start):
-    "Actors run, each on its own device; without the shim they wait"
-    prove(
-        "ray.num_gpus",
-        start
-        + """
-    def check():
-        @ray.remote(num_gpus=1, num_cpus=0)
-        class Where:
-            def ids(self): return ray.get_gpu_ids()
-        actors = [Where.remote() for _ in range(2)] + [Where.options(num_gpus=0.5).remote()]
-        limit = 120 if registry["ray.num_gpus"].is_applied else 2
-        found = ray.get([a.ids.remote() for a in actors], timeout=limit)
-        without = ray.remote(num_gpus=0)(lambda: ray.get_gpu_ids())
-        assert ray.get(without.remote()) == []
-        return sorted(found) == [[0], [1], [2]]
-    """,
-        "GetTimeoutError",
-        bootstrap=None,
-    )
-
-
-def test_gpu_bundles(start):
-    prove(
-        "ray.gpu_bundles",
-        start
-        + """
-    def check():
-        from ray.util.placement_group import placement_group, remove_placement_group
-        first = placement_group([{"GPU": 1, "CPU": 1}])
-        second = ray.util.placement_group(bundles=[{"GPU": 1}]*2, strategy="PACK")
-        limit = 120 if registry["ray.gpu_bundles"].is_applied else 1
-        ready = [group.wait(limit) for group in (first, second)]
-        for group in (first, second):
-            remove_placement_group(group)
-        return all(ready)
-    """,
-        "check() returned False",
-        bootstrap=None,
-    )
-
-
 def test_get_gpu_ids(start):
     prove(
         "ray.get_gpu_ids",
@@ -89,14 +47,39 @@ def test_get_gpu_ids(start):
     )
 
 
-def test_requests_for_npus_are_unchanged(start):
-    run_check(
-        start
-        + """
+# fmt: off
+test_shim = each(
+    # Actors run, each on its own device; without the shim they wait
+    ("ray.num_gpus", "GetTimeoutError", """
+    def check():
+        @ray.remote(num_gpus=1, num_cpus=0)
+        class Where:
+            def ids(self): return ray.get_gpu_ids()
+        actors = [Where.remote() for _ in range(2)] + [Where.options(num_gpus=0.5).remote()]
+        limit = 120 if registry["ray.num_gpus"].is_applied else 2
+        found = ray.get([a.ids.remote() for a in actors], timeout=limit)
+        without = ray.remote(num_gpus=0)(lambda: ray.get_gpu_ids())
+        assert ray.get(without.remote()) == []
+        return sorted(found) == [[0], [1], [2]]
+    """),
+    ("ray.gpu_bundles", "check() returned False", """
+    def check():
+        from ray.util.placement_group import placement_group, remove_placement_group
+        first = placement_group([{"GPU": 1, "CPU": 1}])
+        second = ray.util.placement_group(bundles=[{"GPU": 1}]*2, strategy="PACK")
+        limit = 120 if registry["ray.gpu_bundles"].is_applied else 1
+        ready = [group.wait(limit) for group in (first, second)]
+        for group in (first, second):
+            remove_placement_group(group)
+        return all(ready)
+    """),
+    ("requests for npus are unchanged", None, """
     def check():
         from cookbook_npu.npu.shims.ray import device_ids
         task = ray.remote(resources={"NPU": 12}, num_cpus=0)(lambda: device_ids())
         return ray.get(task.remote(), timeout=120) == list(range(12))
-    """,
-        bootstrap=None,
-    )
+    """),
+    bootstrap=None,
+    fixture="start",
+)
+# fmt: on

@@ -5,7 +5,6 @@ row holds several images of odd sizes and samples of text alone.
 """
 
 import copy
-import hashlib
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from model_values import digest, far, hf_gradients
 from preloaded_jobs import TRAINER_RANK
 from ranks import run_ranks
 from safetensors.torch import load_file
@@ -143,10 +143,6 @@ def reference(folder: Path) -> dict:
 # ---------------------------------------------------------------- what the two processes do
 
 
-def far(a: torch.Tensor, b: torch.Tensor) -> float:
-    return (a.detach().cpu().float() - b.float()).abs().max().item()
-
-
 def lay_out(model, samples):
     "The packed row of some samples, as the trainer makes it"
     from cookbook_npu.model.packing import pack
@@ -173,33 +169,10 @@ def backward(model, samples) -> list[torch.Tensor]:
     return logps
 
 
-def hf_gradients(model) -> dict[str, torch.Tensor]:
-    "The gradient buffer under Hugging Face names: exported as if it were the weights"
-    from cookbook_npu.model.megatron import export_weights
-
-    params = list(model.module.parameters())
-    weights = [p.data for p in params]
-    for p in params:
-        grad = getattr(p, "main_grad", None)
-        p.data = torch.zeros_like(p) if grad is None else grad.clone()
-    grads = {n: t.cpu().clone() for n, t in export_weights(model)}
-    for p, w in zip(params, weights, strict=True):
-        p.data = w
-    return grads
-
-
 def distances(model, samples, want: dict[str, torch.Tensor]) -> dict[str, float]:
     "How far every gradient is from Hugging Face's; one that it lacks is zero"
     backward(model, samples)
     return {n: far(g, want.get(n, torch.zeros(()))) for n, g in hf_gradients(model).items()}
-
-
-def digest(model) -> str:
-    "The bits of the vision weights"
-    digest = hashlib.blake2b()
-    for p in model.module.visual.parameters():
-        digest.update(p.detach().cpu().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def load(folder: Path, parallel: ParallelConfig, **model):
@@ -210,19 +183,24 @@ def load(folder: Path, parallel: ParallelConfig, **model):
 
 def check_training(model, samples, want: dict) -> dict:
     "Some steps of the optimizer"
-    from cookbook_npu.model import optimizer as adam
+    from cookbook_npu.model import megatron
     from cookbook_npu.model.megatron import build_optimizer, export_weights
 
-    with patch.object(adam, "ADAM_EPS", EPS):
+    with patch.object(megatron, "ADAM_EPS", EPS):
         optimizer = build_optimizer(model, OPTIM, num_steps=100)
-    before = digest(model)
+    before = digest(model.module.visual)
     norms = []
     for _ in range(STEPS):
         optimizer.zero_grad()
         backward(model, samples)
         norms.append(optimizer.step()[1])
     trained = {n: far(t, want["trained"][n]) for n, t in export_weights(model)}
-    return {"before": before, "after": digest(model), "norms": norms, "far": trained}
+    return {
+        "before": before,
+        "after": digest(model.module.visual),
+        "norms": norms,
+        "far": trained,
+    }
 
 
 def check_frozen(folder: Path, parallel: ParallelConfig, samples, want: dict) -> dict:
@@ -389,7 +367,7 @@ def check_trainer(rank: int, world_size: int, root: Path, want: dict) -> dict:
     torch.distributed.barrier()
     trainer.save_state(str(root / "state"))
     trainer.finish_state()
-    held = digest(trainer.model)
+    held = digest(trainer.model.module.visual)
     manifest = trainer.weights.write(1)
     trainer.save(str(root / "export"), str(root / "qwen3_vl"))
     if manifest is not None:
@@ -399,9 +377,9 @@ def check_trainer(rank: int, world_size: int, root: Path, want: dict) -> dict:
         found["unequal"] = [n for n in sent if not torch.equal(sent[n], exported[n])]
     trainer.weights.release()
     trainer.train(ready)
-    moved = digest(trainer.model)
+    moved = digest(trainer.model.module.visual)
     trainer.load_state(str(root / "state"))
-    found["digests"] = (held, moved, digest(trainer.model))
+    found["digests"] = (held, moved, digest(trainer.model.module.visual))
     return found
 
 
