@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # A model that transformers 5 has read from a GGUF file cannot be saved, although its weights are float32.
 #
-# transformers converts the quantized tensors of a GGUF file to numbers while it loads. Its documentation
-# gives `save_pretrained` as the next step, to work with the model in other tools. transformers 4.57.4 does
-# that. 5.19.0 keeps `quantization_config` and a quantizer on the model, whose weights are torch.float32, and
-# `save_pretrained` says that the model is quantized and not serializable. After
+# transformers converts the quantized tensors of a GGUF file to numbers while it loads; its page about GGUF says
+# that the model is in float32 then, for further training. With 4.57.4 `save_pretrained` writes it. 5.19.0 keeps
+# `quantization_config` and a quantizer on the model, and says that it is quantized and not serializable. After
 # `del model.config.quantization_config; model.hf_quantizer = None` it saves, and reads back, the same weights.
 #
 # Seen on 2026-11-29:
@@ -16,7 +15,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m pip install --quiet --disable-pip-version-check --target "$folder/base" torch==2.13.0 gguf==0.19.0 accelerate==1.15.0
 for version in 4.57.4 5.19.0; do
-  python3 -m pip install --quiet --disable-pip-version-check --target "$folder/$version" "transformers==$version"  # over those that accelerate brings
+  python3 -m pip install --quiet --disable-pip-version-check --target "$folder/$version" "transformers==$version"
 done
 cat > "$folder/try.py" <<'P'
 import sys, gguf, numpy as np, torch, transformers
@@ -68,7 +67,8 @@ except ValueError as error:
     del model.config.quantization_config
     model.hf_quantizer = None
     saved_and_read()
-    print(f"{said}{type(error).__name__}: {str(error)[:84]}; without the marks: saved and read back")
+    why = str(error).partition(" - ")[0]
+    print(f"{said}{type(error).__name__}: {why}; without the marks: saved and read back")
 else:
     assert transformers.__version__ == "4.57.4", "it saves now"
     print(f"{said}saved and read back")
