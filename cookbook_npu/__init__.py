@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from .notebook import check_parameters
     from .plan.plan import make_plan
     from .plan.preflight import check_machine
+    from .policy.evaluate import ask
+    from .policy.export import export_policy
     from .recipes import (
         find_recipe,
         qwen3_30b_a3b_grpo,
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
     from .rollout.transformers import TransformersEngine
     from .rollout.vllm import VllmEngine
     from .runs.answers import answer_table
+    from .runs.compare import compare_runs
     from .runs.live import watch
+    from .runs.outcomes import compare_before
     from .runs.report import write_report
     from .runs.result import check_learning, show_result
     from .train.session import session
@@ -55,6 +59,10 @@ _HOMES = {  # name -> module
     "make_plan": "plan.plan",
     "check_machine": "plan.preflight",
     "session": "train.session",
+    "ask": "policy.evaluate",
+    "export_policy": "policy.export",
+    "compare_before": "runs.outcomes",
+    "compare_runs": "runs.compare",
     "answer_table": "runs.answers",
     "check_learning": "runs.result",
     "check_parameters": "notebook",

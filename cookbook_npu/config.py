@@ -54,6 +54,7 @@ from .errors import (
 from .npu.role_variables import SHIMS_ENV
 from .removed import REMOVED_KEYS
 from .targets.target import Scale, Target, find_target
+from .terminal import html_table
 
 # %% ../nbs/01_config.ipynb #148d7932
 # what the value of a key changes in a run: its metrics; metrics of later steps only, so that a
@@ -1316,6 +1317,13 @@ class RunConfig(Config):
     def policy_steps(self) -> int:
         "Steps that train the policy: all but the critic's warm-up"
         return self.num_steps - self.critic_warmup_steps
+
+    def _repr_html_(self) -> str:
+        keys = key_table()
+        rows = [(key, value) for key, value in self.flat() if value != keys[key].default]
+        return html_table(
+            rows, (f"{len(rows)} of {len(keys)} keys are not at their default", "")
+        )
 
     @property
     def optimizer_steps(self) -> int:

@@ -346,12 +346,13 @@ class Recipe:
         columns["laptop, own model"] = self.settings("laptop", model=True)
         columns |= {scale: self.settings(scale) for scale in SCALES[1:]}
         keys = sorted({key for values in columns.values() for key in values})
-        lines = [f"**{self.title or self.name}**", "", f"| key | {' | '.join(columns)} |"]
+        title = f"<summary>settings of {self.name} at each scale</summary>"
+        lines = [f"<details>{title}", "", f"| key | {' | '.join(columns)} |"]
         lines += ["|---" * (len(columns) + 1) + "|"]
         for key in keys:
             cells = [f"`{v[key]}`" if key in v else "" for v in columns.values()]
             lines.append(f"| `{key}` | {' | '.join(cells)} |")
-        return "\n".join(lines)
+        return "\n".join([*lines, "", "</details>"])
 
 # %% ../nbs/02_recipes.ipynb #343ab792
 def have_prompts(overrides: Settings) -> bool:

@@ -7,6 +7,7 @@ __all__ = ['DEVICES_PER_NODE', 'NOT_EVALUATED', 'DeviceRoles', 'device_roles', '
            'evaluation_warnings', 'prompts_text', 'RunPlan', 'make_plan', 'model_name']
 
 # %% ../../nbs/plan/04_plan.ipynb #0341585b
+import html
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -58,7 +59,7 @@ from ..plan.time import (
     nearest_run,
 )
 from ..recipes import prompt_changes
-from ..terminal import counted, fit
+from ..terminal import counted, fit, html_table
 
 # %% ../../nbs/plan/04_plan.ipynb #cc028218
 DEVICES_PER_NODE = 8
@@ -601,6 +602,29 @@ class RunPlan:
         if roles:
             parts.append(self.roles_text())
         return fit("\n\n".join(part for part in parts if part))
+
+    def _repr_html_(self) -> str:
+        def text(lines: str) -> str:
+            return f'<pre style="overflow-x:auto">{html.escape(lines)}</pre>' if lines else ""
+
+        rows = [
+            (p.where, p.name, _band(p.low, p.nbytes), f"{p.nbytes / self.capacity:.0%}")
+            + (
+                ", ".join(
+                    f"{c.name} {_band(c.low, c.nbytes)}" for c in p.components if c.nbytes
+                ),
+            )
+            for p in self.phases
+        ]
+        head = ("memory of", "phase", "size", f"of {_bytes(self.capacity)}", "parts")
+        return "".join(
+            (
+                text("\n\n".join(filter(None, [self.head_text(), prompts_text(self.config)]))),
+                html_table(batch_arithmetic(self.config, self.soc)),
+                html_table(rows, head),
+                text("\n".join([*self._cache_lines(), *self._host_lines(), self.time_text()])),
+            )
+        )
 
     def as_json(self) -> dict[str, Any]:
         "Return the plan as JSON content"

@@ -4,10 +4,14 @@
 
 # %% auto #0
 __all__ = ['ALL_PROMPTS', 'EvalSettings', 'eval_config', 'check_evaluation', 'prepare_device', 'sample_answers', 'grade_samples',
-           'eval_numbers', 'answer_records', 'evaluate_run', 'evaluation_text']
+           'eval_numbers', 'answer_records', 'evaluate_run', 'evaluation_text', 'ask']
 
 # %% ../../nbs/policy/01_evaluate.ipynb #d7d70197
+import json
 import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,10 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config import RunConfig, override
+from ..config import JudgeConfig, RolloutConfig, RunConfig, override
 from ..data.pass_at_k import eval_metrics
 from ..data.tasks import GENERATED
-from ..errors import ConfigError, EnvironmentFault, MissingError, RewardError
+from ..errors import (
+    ConfigError,
+    EnvironmentFault,
+    MissingError,
+    RewardError,
+    RoleError,
+)
 from ..plan.preflight import (
     check_engine,
     check_episodes,
@@ -29,6 +39,7 @@ from ..plan.preflight import (
 )
 from ..plan.roles import role_environment
 from .export import chosen_checkpoint, evaluated_at, policy_folder
+from ..runs.answers import AnswerRow, AnswerTable
 from ..runs.folder import RunFolder, numbered_path, storage_errors, write_json
 from ..terminal import counted
 
@@ -205,10 +216,10 @@ def _load_prompts(config: RunConfig, hf_path: Path) -> "list[Prompt]":
     return prompts
 
 
-def _evaluated(
-    config: RunConfig, hf_path: Path, step: int, num_shards: int
+def _sampled(
+    config: RunConfig, hf_path: Path, step: int, num_shards: int, grade: bool = True
 ) -> "tuple[list[Sample], dict[str, str]]":
-    "Return graded answers, and the groups whose environment failed"
+    "Return answers, and the groups whose environment failed"
     from ..train.rollout_worker import make_engine
     from ..train.session import start_episodes
 
@@ -220,7 +231,8 @@ def _evaluated(
     finally:
         if episodes is not None:
             episodes.close()
-    grade_samples(config, prompts, answers[0])
+    if grade:
+        grade_samples(config, prompts, answers[0])
     return answers
 
 # %% ../../nbs/policy/01_evaluate.ipynb #add10833
@@ -239,7 +251,7 @@ def evaluate_run(
     with policy_folder(run, checkpoint) as hf_path:
         device = prepare_device(config)
         began = time.monotonic()
-        samples, failures = _evaluated(
+        samples, failures = _sampled(
             config, hf_path, checkpoint.step, of_run.num_engines or 1
         )
     result = {
@@ -291,3 +303,75 @@ def evaluation_text(result: Mapping[str, Any]) -> str:
         lines += [f"left out  {failed} prompts: environments failed"]
     lines += [f"took      {result['seconds']:.1f} s on a {result['device']}"]
     return "\n".join([*lines, f"written   {result['file']}"])
+
+# %% ../../nbs/policy/01_evaluate.ipynb #9d5f3d4e
+# a prompt is text alone, in the run's own format
+_ASKED = {
+    "data.record_format": "plain",
+    "data.input_key": None,
+    "data.label_key": None,
+    "data.image_key": None,
+    "data.metadata_keys": (),
+    "rollout.environment": None,
+    "rollout.environment_arguments": {},
+    "rollout.max_turns": RolloutConfig().max_turns,
+    "reward.scorers": {"exact": 1.0},
+    "reward.by_source": {},
+    "reward.arguments": {},
+    "reward.correct_threshold": {},
+    "reward.judge": JudgeConfig().model_dump(),
+}
+
+
+def _answer_here(given: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    "Return prompt, label and greedy answer of each prompt, in a process without a device"
+    run = RunFolder.open(given["run"])
+    checkpoint = chosen_checkpoint(run, given["step"])
+    settings = {"samples": 1, "temperature": 0.0, "max_tokens": given["max_tokens"]}
+    config = run.config()
+    if given["data"]:
+        config = override(config, _ASKED)
+        settings["data"] = given["data"]
+    else:
+        settings["prompts"] = 3
+    config = eval_config(config, EvalSettings(**settings))
+    with policy_folder(run, checkpoint) as hf_path:
+        prepare_device(config)
+        samples, _ = _sampled(config, hf_path, checkpoint.step, 1, grade=False)
+    return [(s.metadata["prompt"], str(s.label or ""), s.text) for s in samples]
+
+
+def ask(
+    path: Path | str,  # run folder
+    prompts: Sequence[str] = (),  # empty: the first three held-out prompts of the run
+    step: int | None = None,  # of the checkpoint; None: use the newest
+    max_tokens: int | None = None,  # per answer; None: as in the run
+) -> AnswerTable:
+    "Return the greedy answers of a run's policy, to be shown as the last value of a cell"
+    run = RunFolder.open(path)
+    run.refuse_tenants("policy")
+    title = f"after {counted(chosen_checkpoint(run, step).step, 'step')}"
+    with tempfile.TemporaryDirectory() as folder:
+        data, answers = Path(folder, "prompts.jsonl"), Path(folder, "answers.json")
+        lines = [json.dumps({"prompt": text, "label": "-"}) for text in prompts]
+        data.write_text("\n".join(lines), encoding="utf-8")
+        given = dict(run=str(run.path), step=step, max_tokens=max_tokens)
+        given["data"] = str(data) if lines else None
+        code = (
+            "import json, pathlib, sys; from cookbook_npu.policy.evaluate import _answer_here; "
+            "pathlib.Path(sys.argv[2]).write_text(json.dumps(_answer_here(json.loads(sys.argv[1]))))"
+        )
+        command = [sys.executable, "-c", code, json.dumps(given), str(answers)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+            raise RoleError(
+                f"the policy of {run.path} could not be asked: {last[0]}",
+                "cookbook-npu eval asks it in a terminal, with its output.",
+            )
+        found = json.loads(answers.read_text(encoding="utf-8"))
+    rows = [
+        AnswerRow(shown, "" if prompts else label, ((text, None),))
+        for shown, label, text in found
+    ]
+    return AnswerTable((title,), tuple(rows))

@@ -39,7 +39,7 @@ from ..runs.metrics import (
 from .plots import compared_figures, render_page
 from .report import check_expected, expected_numbers
 from ..stop import refuse_tenant, resume_hint
-from ..terminal import counted
+from ..terminal import counted, html_table
 
 # %% ../../nbs/runs/10_compare.ipynb #7bd0d20c
 RuleKind = Literal["bitwise", "band", "ratio", "ignored"]
@@ -323,6 +323,25 @@ class RunComparison:
     def as_json(self) -> dict[str, Any]:
         "Return the comparison and its result as a JSON object"
         return {"same": self.same, **asdict(self)}
+
+    def __repr__(self) -> str:
+        return comparison_text(self)
+
+    def _repr_html_(self) -> str:
+        first, second, *_, verdict = comparison_text(self).split("\n")
+        settings = [*self.config, *self.stack]
+        rows = [
+            (m.metric, *map(format_number, (m.last_a, m.last_b)), m.differs or "same")
+            for m in self.metrics
+            if m.kind != "ignored"
+        ]
+        return "".join(
+            (
+                html_table([(verdict,), (first,), (second,)]),
+                html_table(settings, ("setting", "A", "B")) if settings else "",
+                html_table(rows, ("metric", "end of A", "end of B", "difference")),
+            )
+        )
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
