@@ -127,6 +127,10 @@ def test_a_run_leaves_everything_behind(folder):
     assert rows[2]["memory/free_after_sleep"] > rows[2]["memory/free_before_sleep"]
     assert rows[2]["memory/engine_weights"] > 0 and "memory/communicators" in rows[1]
     assert len((folder / "samples/step_000000.jsonl").read_text().splitlines()) == 16
+    # the last cells ask the policy, compare with no earlier run, and export
+    shown = (folder / "notebook.ipynb").read_text()
+    assert "after 2 steps" in shown and "end of A" not in shown
+    assert (folder / "export/step_000002/model.safetensors").is_file()
     checkpoint = folder / "checkpoints/step_000002"
     assert (checkpoint / "hf/model.safetensors").is_file()
     assert {"hf/model.safetensors", "state/common.pt"} <= set(
