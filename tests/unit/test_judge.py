@@ -185,13 +185,16 @@ def test_the_request_has_fields_that_vllm_knows(endpoint, opened):
     assert set(thoughtless) <= fields
 
 
-def test_a_request_is_adapted_to_what_the_endpoint_takes(endpoint, opened, capsys):
+def test_a_request_is_adapted_to_what_the_endpoint_takes(
+    endpoint, opened, monkeypatch, capsys
+):
     "OpenAI's reasoning models refuse two names; that is no retry, and every request goes through"
     endpoint.refuses = {
         "max_tokens": "'max_tokens' is not supported. Use 'max_completion_tokens' instead.",
         "temperature": "'temperature' does not support 0.0 with this model.",
     }
-    judge = opened(retries=0)
+    monkeypatch.setattr(judge_module, "RETRIES", 0)
+    judge = opened()
     assert judge.scores([f"other {n}" for n in range(6)]) == [n / 10 for n in range(6)]
     assert judge.scores(["good 7"]) == [0.7]
     last = endpoint.bodies[-1]
