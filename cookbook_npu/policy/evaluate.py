@@ -338,7 +338,8 @@ def _answer_here(given: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     with policy_folder(run, checkpoint) as hf_path:
         prepare_device(config)
         samples, _ = _sampled(config, hf_path, checkpoint.step, 1, grade=False)
-    return [(s.metadata["prompt"], str(s.label or ""), s.text) for s in samples]
+    shown = [s.metadata.get("prompt_texts", s.metadata["prompt"]) for s in samples]
+    return [(p, str(s.label or ""), s.text) for p, s in zip(shown, samples, strict=True)]
 
 
 def ask(
