@@ -201,10 +201,12 @@ def gguf_to_folder(file: str, folder: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = Path(file)
-    read: dict[str, Any] = dict(gguf_file=path.name)
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, **read)
-    load: Any = AutoModelForCausalLM.from_pretrained
-    model = load(path.parent, dtype=torch.float32, **read)
+    tokenizer = AutoTokenizer.from_pretrained(
+        path.parent, gguf_file=path.name, trust_remote_code=False
+    )
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32, trust_remote_code=False
+    )
     # they would say that the weights, which are numbers again, are quantized
     del model.config.quantization_config
     model.hf_quantizer = None

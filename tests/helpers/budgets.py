@@ -35,7 +35,7 @@ BUDGETS: dict[str, int] = {
     "commands": 18,
     "options of commands": 71,
     "lines of tests": 35100,
-    "lines of notebook examples": 24462,
+    "lines of notebook examples": 24700,
     "TEST_LOOPS": 1400,
 }
 

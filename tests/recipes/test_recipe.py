@@ -206,7 +206,7 @@ def code_of(recipe: str) -> str:
     return "\n".join(code).replace(recipe, "qwen3_4b_colocate")
 
 
-OWN_PARAMETERS = ("qwen3_4b_sft", "qwen3_4b_multi_lora_grpo")
+OWN_PARAMETERS = ("qwen3_4b_sft", "qwen3_4b_multi_lora_grpo", "smollm2_grpo")
 
 
 @pytest.mark.parametrize("recipe", [r for r in RECIPES if r not in OWN_PARAMETERS])

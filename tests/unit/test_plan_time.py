@@ -36,5 +36,5 @@ def test_a_step_takes_its_phases_or_the_longer_side(recipe):
         assert max(times["rollout"], whole / 2) <= plan.step_seconds < whole
     else:
         assert plan.step_seconds == whole
-    assert (plan.time is None) == plan.config.is_sft
+    assert (plan.published is None) == plan.config.is_sft
     assert error_text("actor_train" if plan.config.is_sft else "step") in plan.time_text()
