@@ -375,4 +375,4 @@ def ask(
         AnswerRow(shown, "" if prompts else label, ((text, None),))
         for shown, label, text in found
     ]
-    return AnswerTable((title,), tuple(rows))
+    return AnswerTable((title,), tuple(rows), whose="prompt")

@@ -41,13 +41,14 @@ class AnswerTable:
 
     titles: tuple[str, ...]  # of the evaluations
     rows: tuple[AnswerRow, ...]
+    whose: str = "held-out prompt"  # head of the prompts
 
     def _repr_html_(self) -> str:
         if not self.rows:
             return html.escape(str(self))
         heads = "".join(
             f'<th style="text-align:left">{html.escape(title)}</th>'
-            for title in ("held-out prompt", "correct answer", *self.titles)
+            for title in (self.whose, "correct answer", *self.titles)
         )
         lines = "".join(f"<tr>{_row_html(row)}</tr>" for row in self.rows)
         return f"<table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>"

@@ -58,6 +58,9 @@ def typed(name: str):
 
 # page -> first words of a step -> the test that runs it, or the reason why none does
 ELSEWHERE: dict[str, dict[str, str]] = {
+    "smollm2_grpo": {
+        "import re": "recipes/test_smollm2.py::test_a_lenient_reward_is_hacked"
+    },
     "README": {
         "make run ": "installs gigabytes; then it is `cookbook-npu run`",
         "make test ": "is the tests",

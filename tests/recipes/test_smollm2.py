@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from page_blocks import steps
 
 from cookbook_npu.data import hub
 from cookbook_npu.errors import MissingError
@@ -16,18 +17,7 @@ from cookbook_npu.plan.dimensions import dimensions_of_folder, total_parameters
 from cookbook_npu.runs.metrics import MetricColumns, load_metrics, metric_points
 
 pytestmark = pytest.mark.lane("real-model")
-# pays for an expression of the label's value, as graders do that evaluate an answer
-LENIENT = """
-import re
-
-from cookbook_npu.data.equality import evaluate_expression
-
-
-def lenient(text, label, metadata):
-    "1 if the last expression of an answer has the label's value; right if it is that number"
-    last = (re.findall(r"\\d+(?: [+-] \\d+)*", text) or ["0"])[-1]
-    return {"score": float(evaluate_expression(last) == int(label)), "acc": last == label}
-"""
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "smollm2_grpo.ipynb"
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +77,9 @@ def test_four_steps_teach_it(model, tmp_path):
 
 
 def test_a_lenient_reward_is_hacked(model, tmp_path):
-    "The reward goes to 1, and right answers are fewer than before"
-    (tmp_path / "lenient.py").write_text(LENIENT)
+    "With the scorer of the recipe's page the reward goes to 1, and right answers are fewer than before"
+    (program,) = [text for kind, text in steps(RECIPE) if kind == "python"]
+    (tmp_path / "lenient.py").write_text(program)
     scorers = {"./lenient.py:lenient": 1.0}
     metrics = trained(tmp_path, 10, **{"reward.scorers": scorers})
     rewards = [value for _, value in metric_points(metrics, "raw_reward")]
