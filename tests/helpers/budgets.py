@@ -24,7 +24,7 @@ BUDGETS: dict[str, int] = {
     "lines of policy": 685,
     "lines of rl": 1670,
     "lines of rollout": 4100,
-    "lines of runs": 5510,
+    "lines of runs": 5515,
     "lines of targets": 272,
     "lines of train": 7653,
     "lines of weights": 977,
@@ -35,7 +35,7 @@ BUDGETS: dict[str, int] = {
     "commands": 17,
     "options of commands": 71,
     "lines of tests": 35990,
-    "lines of notebook examples": 24462,
+    "lines of notebook examples": 24500,
     "TEST_LOOPS": 1400,
 }
 
