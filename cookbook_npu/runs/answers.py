@@ -16,7 +16,7 @@ from typing import Any
 from ..data.images import sample_pictures
 from ..errors import MissingError
 from .folder import RunFolder
-from .gallery import choose_samples, shorten
+from .gallery import choose_samples, shorten, shown_prompt
 from .plots import COLOURS
 from ..terminal import counted, printable
 
@@ -104,8 +104,7 @@ def _answer(record: Mapping[str, Any]) -> tuple[str, bool | None]:
 
 
 def _question(name: str, record: Mapping[str, Any]) -> tuple[str, str]:
-    metadata = record["metadata"]
-    prompt = metadata.get("prompt_texts") or metadata.get("prompt") or name
+    prompt = shown_prompt(record["metadata"]) or name
     return shorten(prompt, _SHOWN), str(record.get("label", ""))
 
 

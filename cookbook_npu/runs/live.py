@@ -104,7 +104,9 @@ _PANEL = (
     'aria-label="{title}" style="overflow:visible">'
     '<path d="M0 {height}H{width}M0 0V{height}" stroke="currentColor" opacity=".3"/>{lines}'
     '<text x="4" y="10" font-size="10" fill="currentColor" opacity=".7">{high}</text>'
-    '<text x="4" y="{bottom}" font-size="10" fill="currentColor" opacity=".7">{low}</text>'
+    '<text x="4" y="{under}" font-size="10" fill="currentColor" opacity=".7">{low}</text>'
+    '<text x="{width}" y="{under}" font-size="10" fill="currentColor" opacity=".7" '
+    'text-anchor="end">step {last}</text>'
     "</svg></div>"
 )
 _LINE = '<path d="M{points}" fill="none" stroke="{colour}" stroke-width="1.6"/>'
@@ -133,10 +135,10 @@ def live_curves(metrics: MetricColumns, panels: Sequence[Panel] = PANELS) -> str
             lines += _LINE.format(points="L".join(placed), colour=colour) if placed else ""
             names += _NAME.format(colour=colour, name=html.escape(name))
         low, high = (format_number(value) for value in (min(values), max(values)))
-        size = dict(width=_WIDTH, height=_HEIGHT, bottom=_HEIGHT - 4)
+        size = dict(width=_WIDTH, height=_HEIGHT, under=_HEIGHT + 11, last=max(steps))
         text = dict(title=html.escape(panel.title), names=names, low=low, high=high)
         shown.append(_PANEL.format(lines=lines, **text, **size))
-    style = "display:flex;flex-wrap:wrap;gap:14px 26px;margin:8px 0"
+    style = "display:flex;flex-wrap:wrap;gap:14px 26px;margin:8px 0 16px"
     return f'<div style="{style}">{"".join(shown)}</div>'
 
 

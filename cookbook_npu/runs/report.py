@@ -197,7 +197,7 @@ def phase_rows(
     "Return name and cells of each phase, for this run and the references, None if not measured"
     own = phase_means(metrics)
     further = sorted(set(own) - set(STEP_PHASES))
-    columns = [own, *(reference.phases for reference in references)]
+    columns = [own, *(reference.phases for reference in references if reference.phases)]
     return [
         {"name": name, "cells": [_number(column.get(name)) for column in columns]}
         for name in [*STEP_PHASES[:-1], *further, "step"]
