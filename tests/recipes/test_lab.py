@@ -129,10 +129,10 @@ class Person:
         self.wait(lambda: text in self.outputs(), timeout)
 
     def outputs(self) -> str:
-        "All outputs, as they are on the page"
+        "All outputs, also those out of sight, whose innerText is empty"
         script = (
             "return [...document.querySelectorAll('.jp-OutputArea-output')]"
-            ".map((o) => o.innerText).join('\\n')"
+            ".map((o) => o.textContent).join('\\n')"
         )
         return self.driver.execute_script(script)
 
@@ -200,7 +200,7 @@ class Person:
         "Scroll to an output"
         script = (
             "[...document.querySelectorAll('.jp-OutputArea-output')]"
-            ".find((o) => o.innerText.includes(arguments[0])).scrollIntoView()"
+            ".find((o) => o.textContent.includes(arguments[0])).scrollIntoView()"
         )
         self.driver.execute_script(script, text)
 
@@ -212,7 +212,7 @@ class Person:
         "What cells say that ended with an exception"
         selector = "[data-mime-type='application/vnd.jupyter.stderr']"
         found = self.driver.find_elements("css selector", selector)
-        return "\n".join(e.get_property("innerText") for e in found)
+        return "\n".join(e.get_property("textContent") for e in found)
 
     def curves(self) -> int:
         "How many figures there are"
