@@ -178,7 +178,9 @@ def role_environment(
         chosen |= {SHIMS_ENV: ",".join(config.shims)}
     share = share or planned_share(config, environ)
     if not config.target.has_soc and environ.get(REHEARSE_ENV) != "1":
-        threads = str(cpu_threads(role, share.trainer_ranks))
+        # colocated, an engine computes while the trainer waits: it gets as many cores
+        turns = config.placement.mode == "colocate"
+        threads = str(cpu_threads("trainer" if turns else role, share.trainer_ranks))
         real = config.model.path and "OMP_NUM_THREADS" not in environ
         return saver | ({"OMP_NUM_THREADS": threads} if real else {}) | chosen
     return _defaults(role, environ, share) | own | saver | chosen
