@@ -603,6 +603,9 @@ class RunPlan:
             parts.append(self.roles_text())
         return fit("\n\n".join(part for part in parts if part))
 
+    def __repr__(self) -> str:
+        return self.as_text()
+
     def _repr_html_(self) -> str:
         def text(lines: str) -> str:
             return f'<pre style="overflow-x:auto">{html.escape(lines)}</pre>' if lines else ""
