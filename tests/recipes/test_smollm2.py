@@ -68,10 +68,10 @@ def trained(folder: Path, steps: int, **overrides) -> MetricColumns:
     return load_metrics(folder / "run")
 
 
-def test_four_steps_teach_it(model, tmp_path):
-    metrics = trained(tmp_path, 4)
-    rewards = [value for _, value in metric_points(metrics, "raw_reward")]
-    assert rewards[0] < 0.15 and rewards[-1] > 0.25, rewards
+def test_five_steps_teach_it(model, tmp_path):
+    metrics = trained(tmp_path, 5)
+    before, after = (value for _, value in metric_points(metrics, "eval_accuracy"))
+    assert after > before + 0.2, (before, after)
     differences = [v for _, v in metric_points(metrics, "train_rollout_logprob_abs_diff")]
     assert max(differences) < 1e-4
 
@@ -83,5 +83,5 @@ def test_a_lenient_reward_is_hacked(model, tmp_path):
     scorers = {"./lenient.py:lenient": 1.0}
     metrics = trained(tmp_path, 10, **{"reward.scorers": scorers})
     rewards = [value for _, value in metric_points(metrics, "raw_reward")]
-    before, after = (value for _, value in metric_points(metrics, "eval_accuracy"))
+    (_, before), *_, (_, after) = metric_points(metrics, "eval_accuracy")
     assert rewards[-1] > 0.9 and after < before, (rewards, before, after)
