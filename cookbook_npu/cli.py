@@ -26,7 +26,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -66,7 +65,7 @@ from .parameters import (
     settings_table,
     settings_text,
 )
-from .plan.preflight import check_files, check_machine
+from .plan.preflight import check_files, check_installed, check_machine
 from .recipes import (
     PARAMETERS,
     RECIPES,
@@ -194,12 +193,7 @@ def resolve_run(notebook: Path, parameters: Mapping[str, Any]) -> RunConfig:
 
 def check_kernel() -> None:
     "Raise `MissingError` if a package that runs notebooks is not installed in this environment"
-    for name in ("papermill", "ipykernel"):
-        if find_spec(name) is None:
-            raise MissingError(
-                f"{name} is not installed in {sys.prefix}",
-                f"{sys.executable} -m pip install {name}",
-            )
+    check_installed("papermill", "ipykernel")
     if address := os.environ.get("RAY_ADDRESS"):
         check_address(address)
 
@@ -518,6 +512,10 @@ def _run(
 
                 check_resumable(config)
             show_settings(config, given)
+            from .plan.plan import prompts_text
+
+            if changes := prompts_text(config):
+                typer.echo(fit(changes))
             steps = config.num_steps
     _announce(f"run {folder.name}: starting the notebook")
     began = time.monotonic()

@@ -145,7 +145,11 @@ def exported(folder: Path) -> Path:
     shutil.copy(ROOT / "settings.ini", folder)
     package = folder / "cookbook_npu"
     package.mkdir()
-    shutil.copy(ROOT / "cookbook_npu" / "__init__.py", package)
+    for written in (ROOT / "cookbook_npu").rglob("__init__.py"):  # what a room holds
+        if text := written.read_text("utf-8"):
+            copy = package / written.relative_to(ROOT / "cookbook_npu")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(text, "utf-8")
     for part in HAND_WRITTEN:
         source = ROOT / "cookbook_npu" / part
         (package / part).parent.mkdir(parents=True, exist_ok=True)

@@ -216,14 +216,46 @@ def _load_prompts(config: RunConfig, hf_path: Path) -> "list[Prompt]":
     return prompts
 
 
+def _asked_conversations(config: RunConfig, hf_path: Path) -> "list[Prompt]":
+    "Return the first held-out conversations of a supervised run without the last learned answer, their label"
+    from transformers import AutoTokenizer
+
+    from ..data.conversations import conversation_reader, held_out_conversations
+    from ..data.prompts import image_processor
+    from ..data.sample import Prompt
+
+    tokenizer = AutoTokenizer.from_pretrained(hf_path, trust_remote_code=False)
+    processor = image_processor(hf_path, config.data)
+    prompts = []
+    for one in held_out_conversations(conversation_reader(config, tokenizer, processor)):
+        end = len(one.loss_mask) - one.loss_mask[::-1].index(1)
+        before = "".join(map(str, one.loss_mask[:end])).rindex("0") + 1
+        roles = [message["role"] for message in one.messages]
+        last = len(roles) - 1 - roles[::-1].index("assistant")
+        prompt = Prompt(
+            prompt_id=one.prompt_id,
+            ids=one.ids[:before],
+            text=tokenizer.decode(one.ids[:before]),
+            label=tokenizer.decode(one.ids[before:end], skip_special_tokens=True),
+            images=one.images,
+            content=one.messages[:last],
+        )
+        prompts.append(prompt)
+    return prompts
+
+
 def _sampled(
-    config: RunConfig, hf_path: Path, step: int, num_shards: int, grade: bool = True
+    config: RunConfig,
+    hf_path: Path,
+    step: int,
+    num_shards: int,
+    asked: "Sequence[Prompt] | None" = None,  # None: the held-out prompts, graded
 ) -> "tuple[list[Sample], dict[str, str]]":
     "Return answers, and the groups whose environment failed"
     from ..train.rollout_worker import make_engine
     from ..train.session import start_episodes
 
-    prompts = _load_prompts(config, hf_path)
+    prompts = asked or _load_prompts(config, hf_path)
     episodes = start_episodes(config, str(hf_path))
     try:
         with make_engine(config, str(hf_path)) as engine:
@@ -231,7 +263,7 @@ def _sampled(
     finally:
         if episodes is not None:
             episodes.close()
-    if grade:
+    if asked is None:
         grade_samples(config, prompts, answers[0])
     return answers
 
@@ -328,16 +360,20 @@ def _answer_here(given: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     run = RunFolder.open(given["run"])
     checkpoint = chosen_checkpoint(run, given["step"])
     settings = {"samples": 1, "temperature": 0.0, "max_tokens": given["max_tokens"]}
-    config = run.config()
+    of_run = run.config()
     if given["data"]:
-        config = override(config, _ASKED)
+        of_run = override(of_run, _ASKED | {"sft.loss_mask": None})
         settings["data"] = given["data"]
     else:
-        settings["prompts"] = 3
-    config = eval_config(config, EvalSettings(**settings))
+        of_run = override(of_run, {"data.eval_prompts": 3})
+    config = eval_config(of_run, EvalSettings(**settings))
     with policy_folder(run, checkpoint) as hf_path:
         prepare_device(config)
-        samples, _ = _sampled(config, hf_path, checkpoint.step, 1, grade=False)
+        if of_run.is_sft:
+            prompts = _asked_conversations(of_run, hf_path)
+        else:
+            prompts = _load_prompts(config, hf_path)
+        samples, _ = _sampled(config, hf_path, checkpoint.step, 1, prompts)
     shown = [s.metadata.get("prompt_texts", s.metadata["prompt"]) for s in samples]
     return [(p, str(s.label or ""), s.text) for p, s in zip(shown, samples, strict=True)]
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..config import RunConfig, override
 from ..data.conversations import conversation_reader, load_conversations
+from ..data.rewards import all_scorers
 from ..data.tasks import GENERATED, PICTURED
 from ..npu.device import AUTOLOAD_ENV, SIMULATE_ENV
 from ..plan.dimensions import DENSE, dimensions_of_folder
@@ -156,8 +157,12 @@ def missing_data(config: RunConfig) -> str:
     "Return why the run's own prompts cannot be read on this machine; empty: they can"
     model = config.model.path
     data = config.data.prompt_data
-    if not model or model == model_name(config.recipe) or data == "(prompts)":
-        return "give -p model and -p prompt_data"
+    unnamed = {
+        "-p model": not model or model == model_name(config.recipe),
+        "-p prompt_data": data == "(prompts)",
+    }
+    if not model or any(unnamed.values()):
+        return f"give {' and '.join(name for name, lacks in unnamed.items() if lacks)}"
     for path in (model, data):
         if path not in GENERATED and "://" not in path and not Path(path).exists():
             return f"{path} does not exist here"
@@ -205,6 +210,9 @@ def rehearsal_summary(
     environment = config.rollout.environment
     if environment and environment not in _ENVIRONMENT_TASKS:
         left.insert(0, f"the environment {environment}")
+    # a file or module of the user's; generated prompts have another reward in a rehearsal
+    if own := [name for name in all_scorers(config.reward) if ":" in name]:
+        left.insert(0, f"your scorers ({', '.join(own)})")
     if data:
         done.append(f"your data and tokenizer ({data})")
     else:

@@ -41,11 +41,23 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return [(m["head"].strip(), m["body"]) for m in BLOCK.finditer(page.read_text("utf-8"))]
 
 
-def installed(extra: str = "laptop") -> list[Distribution]:
-    "The distributions that `pip install -e '.[extra]'` installs"
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    lines = project["dependencies"] + project["optional-dependencies"][extra]
-    waiting = [Requirement(line) for line in lines]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def asked_packages(*extras: str) -> list[Requirement]:
+    "What this package asks for; an extra may name others of its own"
+    lines = [*PROJECT["dependencies"]]
+    lines += [line for extra in extras for line in PROJECT["optional-dependencies"][extra]]
+    asked = [Requirement(line) for line in lines]
+    own = {extra for r in asked if r.name == PROJECT["name"] for extra in r.extras}
+    if own - set(extras):
+        return asked_packages(*extras, *own - set(extras))
+    return [r for r in asked if r.name != PROJECT["name"]]
+
+
+def installed(*extras: str) -> list[Distribution]:
+    "The distributions that `pip install -e '.[extras]'` installs"
+    waiting = asked_packages(*extras)
     found: dict[str, tuple[Distribution, set[str]]] = {}
     while waiting:
         wanted = waiting.pop()
@@ -63,11 +75,11 @@ def installed(extra: str = "laptop") -> list[Distribution]:
     return [known for known, _ in found.values()]
 
 
-def make_environment(folder: Path) -> Path:
-    "A virtual environment as README's first command leaves it; returns its folder"
+def link_packages(folder: Path, *extras: str) -> Path:
+    "A virtual environment with what this package and its extras ask for; returns its site-packages"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
-    for known in installed():
+    for known in installed(*extras):
         for file in known.files or ():
             parts = file.parts
             if parts[0] == ".." and "jupyter" in parts:  # kernel specifications
@@ -82,6 +94,12 @@ def make_environment(folder: Path) -> Path:
             link.parent.mkdir(parents=True, exist_ok=True)
             if not link.is_symlink() and target.exists():
                 link.symlink_to(target)
+    return site
+
+
+def make_environment(folder: Path) -> Path:
+    "A virtual environment as README's first command leaves it; returns its folder"
+    site = link_packages(folder, "laptop")
     (site / "cookbook_npu.pth").write_text(f"{ROOT}\n")
     script = folder / "bin" / "cookbook-npu"
     script.write_text(

@@ -1,13 +1,11 @@
 """Do all pins hold together? The stacks, this package's own requirements and the documented install lines
 against the metadata of the released wheels (see helpers/package_index.py)."""
 
-import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from package_index import metadata, requirements, wheels
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from reader import PROJECT, asked_packages
 
 from cookbook_npu.npu.stack.stacks import (
     ASCEND_INDEX,
@@ -38,7 +37,6 @@ from cookbook_npu.recipes import RECIPES
 pytestmark = pytest.mark.lane("packages")
 
 ROOT = Path(__file__).resolve().parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BEST = KNOWN_STACKS[RECOMMENDED_STACK]
 ARCHITECTURES = ("aarch64", "x86_64")
 # (package, version) -> where it comes from instead of the package index
@@ -110,10 +108,8 @@ def pins(stack, arch: str) -> dict[str, str]:
 
 def all_requirements(stack, arch: str, python: str) -> list[tuple[str, Requirement]]:
     "(who asks, for what): of every wheel of a stack, and of this package"
-    asked = [("cookbook-npu", Requirement(text)) for text in PROJECT["dependencies"]]
-    if stack is BEST:
-        extra = PROJECT["optional-dependencies"]["npu"]
-        asked += [("cookbook-npu[npu]", Requirement(text)) for text in extra]
+    extra = "npu" if stack is BEST else "stack"
+    asked = [(f"cookbook-npu[{extra}]", r) for r in asked_packages(extra)]
     for part, want in stack.versions.items():
         if part in ("cann", "python", "triton-ascend"):
             continue
@@ -158,19 +154,15 @@ def test_every_part_has_a_wheel(name, python, arch):
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("python", BEST.versions["python"].split("|"))
 def test_every_pin_of_the_extra_has_a_wheel(python, arch):
-    for text in PROJECT["optional-dependencies"]["npu"]:
-        requirement = Requirement(text)
+    for requirement in asked_packages("npu"):
         pinned = str(requirement.specifier)
         if pinned.startswith("=="):
-            assert wheels(requirement.name, pinned[2:], arch, tag(python)), text
+            assert wheels(requirement.name, pinned[2:], arch, tag(python)), requirement
 
 
 def test_what_moves_is_pinned():
     "Packages that vllm-ascend asks for in any version, and MindSpeed, which has no releases"
-    extra = {
-        r.name: str(r.specifier)
-        for r in map(Requirement, PROJECT["optional-dependencies"]["npu"])
-    }
+    extra = {r.name: str(r.specifier) for r in asked_packages("npu")}
     assert {extra["memcache_hybrid"], extra["memfabric_hybrid"]} == {"==1.2.0"}
     for name in RUNNABLE_STACKS:
         commit = KNOWN_STACKS[name].commits["mindspeed"]
@@ -203,9 +195,7 @@ def test_the_table_of_requirements_is_what_the_wheels_say(part, release):
 @needs_index
 def test_the_extra_has_what_vllm_ascend_needs():
     "vllm-ascend is installed without its dependencies; the extra npu brings all but one"
-    extra = PROJECT["optional-dependencies"]["npu"]
-    ours = map(Requirement, [*PROJECT["dependencies"], *extra])
-    by_name = {canonicalize_name(r.name): r for r in ours}
+    by_name = {canonicalize_name(r.name): r for r in asked_packages("npu")}
     own_line = {"triton-ascend"}  # installed last, from another index
     for wanted in wheel_requirements(
         "vllm-ascend", BEST.versions["vllm-ascend"], "aarch64"
@@ -217,7 +207,7 @@ def test_the_extra_has_what_vllm_ascend_needs():
 
 def test_this_package_admits_every_stack_and_the_laptop():
     "One range of transformers and Ray serves the tests and both stacks"
-    ours = {r.name: r.specifier for r in map(Requirement, PROJECT["dependencies"])}
+    ours = {r.name: r.specifier for r in asked_packages("stack")}
     for stack in map(KNOWN_STACKS.get, RUNNABLE_STACKS):
         for version in stack.versions["transformers"].split("|"):
             assert version in ours["transformers"]
@@ -254,11 +244,13 @@ def test_documented_lines_are_known():
     "A line that nobody resolves cannot be written: each is of the recommended stack, or listed here"
     known = {
         "pip install jupyterlab",
+        "pip install .",
         "pip install huaweicloudsdkmodelarts",
         "pip install 'cookbook-npu[jobs]'",
         "pip install 'cookbook-npu[wandb]'",
         "python3 -m pip install --no-cache-dir --no-deps -e /opt/MindSpeed",
-        "python3 -m pip install --no-cache-dir -c .devcontainer/910b/vllm-ascend-${VLLM_ASCEND}.txt -e .",
+        "python3 -m pip install --no-cache-dir"
+        " -c .devcontainer/910b/vllm-ascend-${VLLM_ASCEND}.txt -e '.[stack]'",
     }
     lines = set(install_lines(BEST))
     strays = [(file, line) for file, line in documented() if line not in known | lines]
@@ -377,10 +369,10 @@ def test_the_lines_together_have_one_solution(stubs, python, arch):
     [(BEST.name, "3.12"), *((name, "3.11") for name in RUNNABLE_STACKS[1:])],
 )
 def test_this_package_fits_into_the_published_images(stubs, name, python):
-    "pip install -c FILE -e . in the container changes none of the stack's parts"
+    "pip install -c FILE -e .[stack] in the container changes none of the stack's parts"
     stack = KNOWN_STACKS[name]
     for arch in ARCHITECTURES:
-        words = ["-r", "pyproject.toml", "-c", constraints_file(stack)]
+        words = ["-r", "pyproject.toml", "--extra", "stack", "-c", constraints_file(stack)]
         solution = resolve(stubs, arch, python, *words)
         for part in ("torch", "transformers", "megatron-core", "mcore-bridge"):
             want = stack.versions[part].split("|")[-1]
@@ -465,17 +457,3 @@ def test_the_conda_environment_is_what_make_run_installs():
     assert f"-c {file}" in makefile and (ROOT / file).is_file()
     assert f"-e '.{extra}'" in makefile
     assert extra.strip("[]") in PROJECT["optional-dependencies"]
-
-
-# ---------------------------------------------------------------- known limits
-
-
-def test_the_changelog_and_the_page_have_the_same_limits():
-    page = json.loads((ROOT / "nbs/tutorials/on_910b.ipynb").read_text(encoding="utf-8"))
-    prose = "\n\n".join("".join(cell["source"]) for cell in page["cells"])
-    changelog = (ROOT / ".docs/pages/changelog.md").read_text(encoding="utf-8")
-    limits = []
-    for text, mark in ((prose, "## Known limits\n"), (changelog, "### Known limits\n")):
-        section = text.partition(mark)[2].partition("\n#")[0]
-        limits.append([line for line in section.splitlines() if line.startswith("- ")])
-    assert limits[0] == limits[1] and len(limits[0]) > 5
