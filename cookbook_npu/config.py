@@ -264,6 +264,7 @@ TASK_NAMES = (
     "calculator",
     "geometry",
     "triangles",
+    "wordle",
 )
 
 

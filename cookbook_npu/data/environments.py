@@ -289,6 +289,7 @@ ENVIRONMENTS: dict[str, type[Environment] | str] = {
     "calculator": Calculator,
     "geo3k": "cookbook_npu.data.geometry:Geo3k",
     "zoom": "cookbook_npu.data.geometry:Zoom",
+    "wordle": "cookbook_npu.data.wordle:Wordle",
 }
 
 # %% ../../nbs/data/12_environments.ipynb #b7d11ad5
