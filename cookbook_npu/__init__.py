@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         qwen3_vl_8b_grpo,
         qwen3_vl_8b_ppo,
         smollm2_grpo,
+        wordle_grpo,
     )
     from .rollout.transformers import TransformersEngine
     from .rollout.vllm import VllmEngine
@@ -56,6 +57,7 @@ _HOMES = {  # name -> module
     "qwen3_vl_8b_grpo": "recipes",
     "qwen3_vl_8b_ppo": "recipes",
     "smollm2_grpo": "recipes",
+    "wordle_grpo": "recipes",
     "make_plan": "plan.plan",
     "check_machine": "plan.preflight",
     "session": "train.session",

@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['PARAMETERS', 'Settings', 'qwen3_4b_colocate', 'qwen3_4b_opd', 'qwen3_4b_sft', 'qwen3_4b_multi_lora_grpo',
            'qwen3_30b_a3b_grpo', 'qwen3_5_9b_colocate', 'qwen3_5_9b_async', 'qwen3_vl_8b_grpo', 'qwen3_vl_8b_ppo',
-           'smollm2_grpo', 'RECIPES', 'prompt_settings', 'Reference', 'Expected', 'Variant', 'Recipe', 'have_prompts',
-           'find_recipe', 'PromptChange', 'prompt_changes', 'parameters_of', 'changed_settings', 'run_command']
+           'smollm2_grpo', 'wordle_grpo', 'RECIPES', 'prompt_settings', 'Reference', 'Expected', 'Variant', 'Recipe',
+           'have_prompts', 'find_recipe', 'PromptChange', 'prompt_changes', 'parameters_of', 'changed_settings',
+           'run_command']
 
 # %% ../nbs/02_recipes.ipynb #e492de37
 import json
@@ -111,6 +112,27 @@ _TINY_TRIANGLES: Settings = {
     "sampling.max_response_tokens": 16,
     "train.global_batch_size": None,
 }
+_WORDLE: Settings = {
+    "data.task": {"level": 4, "per_level": [0, 0, 0, 2000]},
+    "data.eval_prompts": 32,
+    "reward.scorers": {"environment": 1.0},
+    "rollout.environment": "wordle",
+    "rollout.environment_arguments": {},
+    "rollout.eval_samples": 4,
+    "rollout.max_turns": 6,
+    "sampling.max_response_tokens": 256,
+    "train.global_batch_size": None,
+}
+_TINY_WORDLE: Settings = {
+    "rollout.environment_arguments": {"compact": True},
+    "sampling.max_response_tokens": 80,
+}
+_TINY_WORDLE_MODEL: Settings = {
+    "model.tiny.hidden_size": 48,
+    "model.tiny.num_layers": 2,
+    "model.tiny.ffn_size": 96,
+    "model.tiny.init_std": 0.1,
+}
 
 # %% ../nbs/02_recipes.ipynb #6baa9ebf
 def _real_model(settings: Settings) -> Settings:
@@ -143,6 +165,7 @@ def _real_model(settings: Settings) -> Settings:
         "rollout.batch_size": 16,
         "train.micro_batch_tokens": 2048,
         **({"critic.learning_rate": 1e-5} if "critic.learning_rate" in settings else {}),
+        **(_WORDLE if settings.get("data.prompt_data") == "wordle" else {}),
     }
 
 
@@ -156,6 +179,11 @@ def _for_prompts(prompt_data: str, config: RunConfig) -> Settings:
     if prompt_data == "calculator":
         larger = _TINY_CALCULATOR_MODEL if config.model.tiny.family == "qwen3" else {}
         return {**_CALCULATOR, **_TINY_CALCULATOR, **larger}
+    if prompt_data == "wordle":
+        if not tiny:
+            return {**_WORDLE, "data.apply_chat_template": True}
+        smaller = _TINY_WORDLE_MODEL if config.model.tiny.family == "qwen3" else {}
+        return {**_WORDLE, **_TINY_WORDLE, **smaller}
     if prompt_data in _TASK_SETTINGS:
         settings = dict(_TASK_SETTINGS[prompt_data])
         if prompt_data == "sums":
@@ -927,6 +955,75 @@ smollm2_grpo = Recipe(
     },
 )
 
+# %% ../nbs/02_recipes.ipynb #beff7e64
+_TINY_GAMES: Settings = {
+    **_TINY_ARITHMETIC,
+    **_WORDLE,
+    **_TINY_WORDLE,
+    **_TINY_WORDLE_MODEL,
+    "num_steps": 30,
+    "data.prompt_data": "wordle",
+    "optim.learning_rate": 5e-4,
+}
+_CANN_WORDLE = Reference(
+    label="2 x 910C, reported",
+    link="https://github.com/hicann/cann-recipes-train/blob/b1885d2271f90b4a2e16c52ab66f5ceb25b9283e/llm_rl/qwen3_wordle/README.md",
+    source="reported by CANN's cookbook (llm_rl/qwen3_wordle): Qwen3-1.7B after supervised fine-tuning on "
+    "games, 2 x Ascend 910C, 64 x 8 games of 6 turns; whether cards or dies is not said",
+    metrics={"eval_accuracy": {0: 0.15, 155: 0.70}},
+    phases={"step": 250.0},
+    facts={
+        "reward": "0.82 to 1.20 in 155 steps, with up to 0.2 for the format, which is not paid here"
+    },
+)
+wordle_grpo = Recipe(
+    name="wordle_grpo",
+    title="Qwen3-1.7B: GRPO on games of Wordle",
+    base=_BATCH,
+    at={
+        "laptop": _TINY_GAMES,
+        "cuda": _TINY_GAMES,
+        "910b": {
+            **_REAL_RUN,
+            "num_steps": 155,
+            "parallel.tensor": 1,
+            "placement.devices": 2,
+            "data.max_prompt_tokens": 1024,
+            "data.eval_prompts": 20,
+            "sampling.max_response_tokens": 4096,
+            "reward.scorers": {"environment": 1.0},
+            "algorithm.clip_ratio_high": 0.2,
+            "algorithm.loss_agg_mode": "token-mean",
+            "algorithm.use_reference": True,
+            "algorithm.kl_loss_coef": 0.001,
+            "algorithm.entropy_coef": 0.002,
+            "optim.schedule": "cosine",
+            "optim.min_learning_rate": 1e-7,
+            "optim.warmup_steps": 16,
+            "optim.weight_decay": 0.01,
+            "rollout.environment": "wordle",
+            "rollout.max_turns": 6,
+            "rollout.prompts_per_step": 64,
+            "rollout.devices_per_engine": 2,
+            "rollout.memory_utilization": 0.6,
+            "rollout.eval_every": 5,
+            "rollout.eval_temperature": 0.0,
+            "train.global_batch_size": 128,
+            "train.micro_batch_tokens": 16384,
+            "train.save_every": 25,
+        },
+    },
+    reference=_CANN_WORDLE,
+    expected={
+        "laptop": Expected(
+            metrics={"eval_accuracy": {0: 0.11, 10: 0.61, 30: 0.94}},
+            within=0.05,
+            minutes="1.1 with start-up, steps alone 0.9",
+            conditions="on a busy machine",
+        )
+    },
+)
+
 # %% ../nbs/02_recipes.ipynb #39b7fad5
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
@@ -941,6 +1038,7 @@ RECIPES: dict[str, Recipe] = {
         qwen3_vl_8b_grpo,
         qwen3_vl_8b_ppo,
         smollm2_grpo,
+        wordle_grpo,
     )
 }
 

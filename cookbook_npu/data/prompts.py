@@ -499,8 +499,10 @@ _REASONS = {
 
 # %% ../../nbs/data/04_prompts.ipynb #c792a631
 def task_key(prompt: Prompt, in_environment: bool) -> str:
-    "Equal for prompts of the same task; an environment also knows the metadata"
-    known = json.dumps(prompt.metadata, sort_keys=True) if in_environment else ""
+    "Equal for prompts of the same task; an environment also knows metadata and label"
+    if not in_environment:
+        return prompt.question
+    known = json.dumps([prompt.metadata, prompt.label], sort_keys=True, default=str)
     return prompt.question + known
 
 

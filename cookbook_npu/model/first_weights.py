@@ -75,9 +75,9 @@ def _task_of(config: RunConfig) -> tuple[str, dict[str, Any]]:
 
 
 def _environment_of(config: RunConfig) -> dict[str, Any]:
-    "Return the tool that the generated task has, and its arguments; empty without one"
+    "Return the environment that the generated task has, and its arguments; empty without one"
     name, task = config.rollout.environment, _task_of(config)[0]
-    if (name, task) == ("calculator", "calculator") or name == "geo3k" and task in PICTURED:
+    if name == task or name == "geo3k" and task in PICTURED:
         return {"name": name, **config.rollout.environment_arguments}
     return {}
 

@@ -57,6 +57,12 @@ PUBLISHED["SmolLM2-135M"] = dict(
     rms_norm_eps=1e-5,
     rope_parameters=dict(rope_type="default", rope_theta=1e5),
 )
+PUBLISHED["Qwen3-1.7B"] = PUBLISHED["Qwen3-4B"] | dict(
+    hidden_size=2048,
+    intermediate_size=6144,
+    num_hidden_layers=28,
+    num_attention_heads=16,
+)
 PUBLISHED["Qwen3-8B"] = PUBLISHED["Qwen3-4B"] | dict(
     hidden_size=4096, intermediate_size=12288, tie_word_embeddings=False
 )

@@ -58,7 +58,7 @@ from ..plan.time import (
     later_turns,
     nearest_run,
 )
-from ..recipes import prompt_changes
+from ..recipes import RECIPES, prompt_changes
 from ..terminal import counted, fit, html_table
 
 # %% ../../nbs/plan/04_plan.ipynb #cc028218
@@ -704,12 +704,14 @@ def make_plan(
 
 # %% ../../nbs/plan/04_plan.ipynb #e02d9e69
 def model_name(recipe: str) -> str | None:
-    "Return the published or packaged model in the name of a recipe, or None"
+    "Return the published or packaged model in the name or title of a recipe, or None"
 
     def plain(text: str) -> str:
         return "".join(c for c in text.lower() if c.isalnum())
 
-    for name in (*PUBLISHED, *PACKAGED_MODELS):
-        if plain(recipe).startswith(plain(name)):
-            return name
+    title = RECIPES[recipe].title if recipe in RECIPES else ""
+    for text in (recipe, title):
+        for name in (*PUBLISHED, *PACKAGED_MODELS):
+            if plain(text).startswith(plain(name)):
+                return name
     return None

@@ -46,6 +46,7 @@ class Episode:
     tool_errors: int = 0  # failed tool calls
     oracle_calls: int = 0  # tool calls answered from the label
     answers: list[float] = field(default_factory=list)  # reward of each answer
+    board: list[str] = field(default_factory=list)  # lines for people
     outcome: EpisodeOutcome | None = None  # None: in progress
     failure: CallFailure | None = None  # of its environment
     waits: bool = False  # for its environment
@@ -67,6 +68,7 @@ class Episode:
         self.tool_errors += observation.tool_errors
         self.oracle_calls += observation.oracle_calls
         self.answers += observation.answers
+        self.board += [observation.board] if observation.board else []
 
     def finish(self, outcome: EpisodeOutcome, sample: Sample) -> None:
         "End the episode with its last sample"
@@ -75,7 +77,9 @@ class Episode:
         self.sample = replace(sample, finish_reason=reason)
 
 # %% ../../nbs/rollout/04_episodes.ipynb #51fe5c33
-SUMMARY_FIELDS = "outcome turns tool_calls tool_errors oracle_calls answers reward".split()
+SUMMARY_FIELDS = (
+    "outcome turns tool_calls tool_errors oracle_calls answers board reward".split()
+)
 
 
 def continue_episode(

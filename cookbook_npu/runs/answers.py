@@ -16,7 +16,7 @@ from typing import Any
 from ..data.images import sample_pictures
 from ..errors import MissingError
 from .folder import RunFolder
-from .gallery import choose_samples, shorten, shown_prompt
+from .gallery import choose_samples, coloured, shorten, shown_prompt
 from .plots import COLOURS
 from ..terminal import counted, printable
 
@@ -82,9 +82,7 @@ def _row_html(row: AnswerRow) -> str:
     ]
     for text, correct in row.answers:
         mark, colour = _MARKS[correct]
-        cells.append(
-            cell.format(more=f";color:{colour}", text=f"{mark} {html.escape(text)}")
-        )
+        cells.append(cell.format(more=f";color:{colour}", text=f"{mark} {coloured(text)}"))
     return "".join(cells)
 
 # %% ../../nbs/runs/13_answers.ipynb #0ffb10d1
@@ -100,7 +98,8 @@ def _title(step: int, records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _answer(record: Mapping[str, Any]) -> tuple[str, bool | None]:
-    return shorten(record["text"].strip(), _SHOWN), record.get("correct")
+    board = "\n".join(record["metadata"].get("environment", {}).get("board", ()))
+    return shorten(board or record["text"].strip(), _SHOWN), record.get("correct")
 
 
 def _question(name: str, record: Mapping[str, Any]) -> tuple[str, str]:

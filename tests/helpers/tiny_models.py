@@ -21,10 +21,11 @@ from typing import Any
 from safetensors.torch import load_file, save
 
 from cookbook_npu import session
-from cookbook_npu.config import RunConfig, tenant_configs
+from cookbook_npu.config import RunConfig, override, tenant_configs
 from cookbook_npu.data.environments import calculate, find_environment
 from cookbook_npu.data.sample import Prompt
 from cookbook_npu.data.tasks import PICTURED, generated_task
+from cookbook_npu.data.wordle import marks
 from cookbook_npu.model.first_weights import (
     SHIPPED,
     needed_skills,
@@ -98,6 +99,7 @@ MODELS = {
         noisy_steps=50,
         corrupt=0.5,
     ),
+    "wordle": Made("wordle_grpo", steps=800, learning_rate=3e-3, noisy_steps=30),
 }
 
 
@@ -113,7 +115,8 @@ class Demonstrations:
         self.config = config
         self.folder = folder  # of the drawings
         self.name = config.data.prompt_data
-        self.problems: Any = generated_task(self.name, config.data.task).train
+        self.tasks: Any = generated_task(self.name, config.data.task)
+        self.problems: Any = self.tasks.train
         rollout = config.rollout
         self.environment: Any = None
         if rollout.environment:
@@ -138,11 +141,33 @@ class Demonstrations:
             messages = self.messages(problem, rng.random() < corrupt, rng)
             yield {"messages": messages, "images": self.images(problem)}
 
+    def game(
+        self, problem: Any, corrupted: bool, rng: random.Random
+    ) -> Iterator[dict[str, str]]:
+        "Yield the turns of a game; its guesses fit all marks so far, or are random in a corrupted one"
+        prompt = Prompt(prompt_id="", ids=[], text=problem.prompt, label=problem.label)
+        self.environment.reset(prompt, 0)
+        words = [one.answer for one in self.tasks.problems]
+        last = self.config.rollout.max_turns - 1
+        for turn in range(last + 1):
+            guess = rng.choice(words)
+            yield {"role": "assistant", "content": guess}
+            answer = self.environment.step(guess)
+            if answer.done:
+                return
+            if not corrupted:
+                found = marks(guess, problem.label)
+                words = [word for word in words if marks(guess, word) == found]
+            if turn < last:
+                yield from answer.messages
+
     def messages(
         self, problem: Any, corrupted: bool, rng: random.Random
     ) -> list[dict[str, str]]:
         "One conversation; a corrupted one answers with random digits, or calls the tool with them"
         asked = [{"role": "user", "content": problem.prompt}]
+        if self.name == "wordle":
+            return [*asked, *self.game(problem, corrupted, rng)]
         text = problem.answer
         oracle = getattr(self.environment, "oracle", False)
         calls = bool(self.environment) and (bool(problem.asks) or oracle)
@@ -181,7 +206,7 @@ def train(
         "data.image_key": "images" if pictures else None,
         "data.eval_prompts": 0,
         "rollout.eval_every": 0,
-        "sampling.max_response_tokens": 64,
+        "sampling.max_response_tokens": 80,
         "placement.devices": 1,
         "parallel.tensor": 1,
         "train.micro_batch_tokens": 8192,
@@ -239,7 +264,8 @@ def accuracy(name: str, weights: bytes, root: Path) -> float:
     made = MODELS[name]
     folder = tiny_folder(made.config().model.tiny, weights)
     place = {"output.root": str(root), "output.name": "recipe"}
-    config = made.config(model=folder, num_steps=1, overrides=place)
+    # with the settings of the tiny model: `model=folder` would take those of a real one
+    config = override(made.config(num_steps=1, overrides=place), {"model.path": folder})
     with session(config) as run:
         first = next(run.driver.steps())  # the evaluation before the first step
     return round(first["eval_accuracy"], 3)

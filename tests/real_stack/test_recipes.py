@@ -92,6 +92,18 @@ RUNS = {
     ),
     "qwen3_vl_8b_grpo": ("qwen3_vl_8b_grpo", "qwen3_vl", "geometry", {}, 0.02),
     "qwen3_vl_8b_ppo": ("qwen3_vl_8b_ppo", "qwen3_vl", "geometry", {}, 0.02),
+    "wordle_grpo": (
+        "wordle_grpo",
+        "qwen3",
+        "wordle",
+        {
+            "rollout.environment_arguments": {"compact": True},
+            "sampling.max_response_tokens": 40,  # several turns
+            "train.global_batch_size": None,
+            "optim.schedule": "constant",  # num_steps changes on resume
+        },
+        0.02,
+    ),
 }
 
 

@@ -39,6 +39,7 @@ BACKENDS = {
     "qwen3_vl_8b_grpo": ("ipc", 2),
     "qwen3_vl_8b_ppo": ("shm", 0),
     "smollm2_grpo": ("ipc", 2),
+    "wordle_grpo": ("ipc", 2),
 }
 
 
@@ -116,7 +117,8 @@ def test_every_910b_preset_is_true_to_its_source(recipe):
     assert config.sampling.temperature == 1.0
     seeing = recipe.startswith("qwen3_vl")
     turns = (config.rollout.environment, config.rollout.max_turns)
-    assert turns == (("geo3k", 3) if seeing else (None, 8))
+    played = {"wordle_grpo": ("wordle", 6)}
+    assert turns == (("geo3k", 3) if seeing else played.get(recipe, (None, 8)))
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ SIGNATURES = {
     "qwen3_vl_8b_grpo": PRESET,
     "qwen3_vl_8b_ppo": PRESET,
     "smollm2_grpo": PRESET,
+    "wordle_grpo": PRESET,
     "make_plan": "config, soc='Ascend910B1', check=True",
     "check_machine": "config, environ=None, files=True",
     "session": "config, resume=None, fresh=False",
