@@ -64,7 +64,7 @@ class Wordle(Environment):
             return Observation(messages=[{"role": "user", "content": answer}])
         found = marks(guess, self.secret)
         won = guess == self.secret
-        credit = 0.2 * found.count("G") + 0.1 * found.count("Y")
+        credit = (found.count("G") + found.count("Y") / 2) / len(found)
         total = 1 + 1 / self.turn if won else max(self.reward, credit)
         gain, self.reward = total - self.reward, total
         if self.compact:

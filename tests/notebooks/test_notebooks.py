@@ -76,7 +76,7 @@ data/tokenizer data/conversations
 model/checkpoint model/lora model/routing_replay weights/transport
 rollout/transformers rollout/vllm plan/plan runs/kernel policy/evaluate
 train/offload train/trainer train/driver train/session train/rehearsal train/critic
-train/sft train/tenants train/tenant_run train/run_trainer
+train/sft train/tenants train/tenant_run train/run_trainer tutorials/own_game
 """.split()
 )
 
