@@ -570,7 +570,7 @@ class RolloutConfig(Config):
     )
     environment: str | None = setting(
         None,
-        "multi-turn environment: calculator, geo3k, zoom, or "
+        "multi-turn environment: calculator, geo3k, zoom, wordle, or "
         "package.module:Class (None: single turn)",
     )
     environment_arguments: dict[str, Any] = setting(
