@@ -1016,9 +1016,9 @@ wordle_grpo = Recipe(
     reference=_CANN_WORDLE,
     expected={
         "laptop": Expected(
-            metrics={"eval_accuracy": {0: 0.11, 10: 0.61, 30: 0.94}},
+            metrics={"eval_accuracy": {0: 0.11, 10: 0.57, 30: 0.96}},
             within=0.05,
-            minutes="1.1 with start-up, steps alone 0.9",
+            minutes="1.6 with start-up, steps alone 1.3",
             conditions="on a busy machine",
         )
     },
