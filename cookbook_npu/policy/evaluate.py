@@ -40,6 +40,7 @@ from ..plan.preflight import (
 from ..plan.roles import role_environment
 from .export import chosen_checkpoint, evaluated_at, policy_folder
 from ..runs.answers import AnswerRow, AnswerTable
+from ..runs.gallery import board_or_text
 from ..runs.folder import RunFolder, numbered_path, storage_errors, write_json
 from ..terminal import counted
 
@@ -375,7 +376,9 @@ def _answer_here(given: Mapping[str, Any]) -> list[tuple[str, str, str]]:
             prompts = _load_prompts(config, hf_path)
         samples, _ = _sampled(config, hf_path, checkpoint.step, 1, prompts)
     shown = [s.metadata.get("prompt_texts", s.metadata["prompt"]) for s in samples]
-    return [(p, str(s.label or ""), s.text) for p, s in zip(shown, samples, strict=True)]
+    texts = [board_or_text(s.metadata, s.text) for s in samples]
+    labels = [str(s.label or "") for s in samples]
+    return list(zip(shown, labels, texts, strict=True))
 
 
 def ask(

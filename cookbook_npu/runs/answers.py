@@ -16,7 +16,13 @@ from typing import Any
 from ..data.images import sample_pictures
 from ..errors import MissingError
 from .folder import RunFolder
-from .gallery import choose_samples, coloured, shorten, shown_prompt
+from ..runs.gallery import (
+    board_or_text,
+    choose_samples,
+    coloured,
+    shorten,
+    shown_prompt,
+)
 from .plots import COLOURS
 from ..terminal import counted, printable
 
@@ -98,8 +104,8 @@ def _title(step: int, records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _answer(record: Mapping[str, Any]) -> tuple[str, bool | None]:
-    board = "\n".join(record["metadata"].get("environment", {}).get("board", ()))
-    return shorten(board or record["text"].strip(), _SHOWN), record.get("correct")
+    text = board_or_text(record["metadata"], record["text"].strip())
+    return shorten(text, _SHOWN), record.get("correct")
 
 
 def _question(name: str, record: Mapping[str, Any]) -> tuple[str, str]:
