@@ -40,8 +40,8 @@ from ..plan.preflight import (
 from ..plan.roles import role_environment
 from .export import chosen_checkpoint, evaluated_at, policy_folder
 from ..runs.answers import AnswerRow, AnswerTable
-from ..runs.gallery import board_or_text
 from ..runs.folder import RunFolder, numbered_path, storage_errors, write_json
+from ..runs.gallery import board_or_text
 from ..terminal import counted
 
 if TYPE_CHECKING:
