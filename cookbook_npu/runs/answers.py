@@ -88,7 +88,9 @@ def _row_html(row: AnswerRow) -> str:
     ]
     for text, correct in row.answers:
         mark, colour = _MARKS[correct]
-        cells.append(cell.format(more=f";color:{colour}", text=f"{mark} {coloured(text)}"))
+        between = "\n" if "🟩" in text or "⬛" in text else " "
+        shown = f"{mark}{between}{coloured(text)}"
+        cells.append(cell.format(more=f";color:{colour}", text=shown))
     return "".join(cells)
 
 # %% ../../nbs/runs/13_answers.ipynb #0ffb10d1
