@@ -186,6 +186,8 @@ def _for_prompts(prompt_data: str, config: RunConfig) -> Settings:
         return {**_WORDLE, **_TINY_WORDLE, **smaller}
     if prompt_data in _TASK_SETTINGS:
         settings = dict(_TASK_SETTINGS[prompt_data])
+        if "environment" in config.reward.scorers:  # of the recipe's own prompts
+            settings = {"reward.scorers": {"exact": 1.0}, **settings}
         if prompt_data == "sums":
             return settings | {"data.apply_chat_template": not tiny}
         if config.target.has_tiny_model and not tiny:  # answers in words, not in 4 tokens

@@ -60,7 +60,12 @@ _TINY: dict[str, Any] = {
 
 # %% ../../nbs/train/16_rehearsal.ipynb #f1d8fb7e
 # environment -> the generated task that fits it
-_ENVIRONMENT_TASKS = {"calculator": "calculator", "geo3k": "triangles", "zoom": "geometry"}
+_ENVIRONMENT_TASKS = {
+    "calculator": "calculator",
+    "geo3k": "triangles",
+    "zoom": "geometry",
+    "wordle": "wordle",
+}
 
 
 def _prompts(config: RunConfig, family: str) -> dict[str, Any]:
@@ -70,7 +75,8 @@ def _prompts(config: RunConfig, family: str) -> dict[str, Any]:
     keys: dict[str, Any] = {"data.max_prompt_tokens": 512}
     if task:
         given = config.rollout.environment_arguments
-        keys["rollout.environment_arguments"] = {**given, "calls": "brackets"}
+        tiny = {"compact": True} if task == "wordle" else {"calls": "brackets"}
+        keys["rollout.environment_arguments"] = {**given, **tiny}
     else:
         task = "geometry" if family == "qwen3_vl" else "arithmetic"
         keys["rollout.environment"] = None
