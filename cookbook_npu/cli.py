@@ -724,7 +724,7 @@ def machine_need(
     "Return the requirements of a run, a `Need` of npu.stack.checks"
     from .npu.stack.checks import Need
     from .plan.dimensions import total_parameters
-    from .plan.memory import host_bytes, model_of
+    from .plan.memory import graph_mode, host_bytes, model_of
     from .plan.preflight import check_models
 
     config = planned_config(recipe, scale, parameters)
@@ -735,7 +735,7 @@ def machine_need(
     return Need(
         devices=min(config.placement.devices, per_machine),
         vllm=config.rollout.engine == "vllm" and not config.is_sft,
-        enforce_eager=config.rollout.enforce_eager,
+        graphs=graph_mode(config)[0] != "off",
         model_bytes=2 * total_parameters(model),
         host_bytes=host_bytes(model, config, min(config.trainer_devices, per_machine)),
         family=model.family,

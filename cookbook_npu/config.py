@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Effect', 'LocalPath', 'Family', 'RecordFormat', 'TASK_NAMES', 'Source', 'JUDGE_TEMPLATE', 'WeightUpdateMethod',
-           'AdvantageEstimator', 'PolicyLoss', 'LossAggMode', 'KlEstimator', 'RolloutIS', 'RolloutISLevel', 'Teacher',
-           'LoraTarget', 'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'SPLIT_KEYS', 'EXPERTS_ON_CPU',
+           'Graphs', 'AdvantageEstimator', 'PolicyLoss', 'LossAggMode', 'KlEstimator', 'RolloutIS', 'RolloutISLevel',
+           'Teacher', 'LoraTarget', 'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'SPLIT_KEYS', 'EXPERTS_ON_CPU',
            'ENGINE_ARGS_OF_THE_LOOP', 'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED',
            'nonfinite_number', 'absolute_path', 'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig',
            'source_path', 'DataConfig', 'JudgeConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig',
@@ -499,6 +499,7 @@ class EvalSamplingConfig(SamplingConfig):
 WeightUpdateMethod = Literal[
     "auto", "reload_weights", "update_weights", "load_weights", "native"
 ]
+Graphs = Literal["auto", "off", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE", "PIECEWISE"]
 
 # %% ../nbs/01_config.ipynb #b7e47657
 class RolloutConfig(Config):
@@ -517,10 +518,10 @@ class RolloutConfig(Config):
     memory_utilization: float = setting(
         0.35, "maximum share of device memory for an engine", basic=True, gt=0, le=1
     )
-    enforce_eager: bool = setting(
-        True,
-        "disable graph capture; false: vLLM captures graphs as set by "
-        "engine_args.compilation_config (not yet measured on an NPU)",
+    graphs: Graphs = setting(
+        "auto",
+        "vllm: mode of captured graphs; off: eager; auto: FULL_DECODE_ONLY on an NPU where a test "
+        "executes it for the model's family, else off",
     )
     engine_args: dict[str, Any] = setting(
         {},
@@ -1848,7 +1849,7 @@ ENGINE_ARGS_OF_THE_LOOP = {
     "quantization": "Leave it out: the engine holds the trainer's weights, and each update compares them.",
     "load_format": "Leave it out: the first weights come from the model folder or the first update.",
     "max_model_len": "Set data.max_prompt_tokens and sampling.max_response_tokens.",
-    "enforce_eager": "Set rollout.enforce_eager.",
+    "enforce_eager": "Set rollout.graphs.",
     "logprobs_mode": "Leave it out: the loss needs log-probs of the distribution that was sampled from.",
     "seed": "Leave it out: requests have seeds of their own, from the run's.",
     "enable_sleep_mode": "Leave it out: it is on wherever the platform can sleep.",
@@ -1924,14 +1925,23 @@ def _check_engine_args(c: RunConfig) -> None:
             raise ConfigError(
                 f"rollout.engine_args.{name} is {value!r}", ENGINE_ARGS_OF_THE_LOOP[name]
             )
-    graphs = given.get("compilation_config")
-    if c.rollout.enforce_eager and isinstance(graphs, dict):
-        for name in graphs:
-            if name.startswith("cudagraph"):
-                raise ConfigError(
-                    f"rollout.engine_args.compilation_config has {name} with rollout.enforce_eager",
-                    "An eager engine captures no graphs: set rollout.enforce_eager to false.",
-                )
+    compilation = given.get("compilation_config", {})
+    if not isinstance(compilation, dict):
+        compilation = {"mode": compilation}
+    graphs = c.rollout.graphs
+    for name, value in compilation.items():
+        remedy = ""
+        if name == "cudagraph_mode":
+            remedy = "Set rollout.graphs to this mode."
+        elif name.startswith("cudagraph") and graphs == "off":
+            remedy = "An eager engine captures no graphs: set rollout.graphs to auto."
+        elif name == "mode" and graphs != "off" and value not in (3, "VLLM_COMPILE"):
+            remedy = "Leave it out, or set rollout.graphs to off: vllm-ascend captures in mode 3."
+        if remedy:
+            where = f"rollout.engine_args.compilation_config.{name}"
+            raise ConfigError(
+                f"{where} is {value!r} with rollout.graphs {graphs!r}", remedy
+            )
 
 
 def _check_megatron_args(c: RunConfig) -> None:

@@ -59,6 +59,7 @@ REMOVED_KEYS = {
     "rollout.decode_steps": "The scale decides it: 1 at laptop, else 16.",
     "rollout.group_timeout_s": "Leave it out: no group is dropped for its length.",
     "rollout.kept_cache": "Leave it out: an engine recomputes the cache after a weight update.",
+    "rollout.enforce_eager": "Set rollout.graphs: off for true, auto or a mode for false.",
     "rollout.environment_workers": "It is a constant now.",
     "rollout.request_seeds": "The scale decides it: one seed per response, at 910b one per batch.",
     "train.keep_best": "Set train.keep_last: the step of the best evaluation is in the report.",

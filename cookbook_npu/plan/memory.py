@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['ELEMENT_BYTES', 'TINY_VOCABULARY', 'HOST_STATE_BYTES', 'PATCHES_PER_TOKEN', 'PIXELS_PER_TOKEN', 'Role',
-           'CONTEXT_BYTES', 'COMMUNICATOR_BYTES', 'OTHER_BYTES', 'ALLOCATOR_BYTES', 'PREFILL_TOKENS', 'SAMPLED_ROWS',
-           'HANDLE_RESERVE', 'Component', 'MemoryPhase', 'model_of', 'stages_of', 'largest_stage', 'trainer_parameters',
-           'optimizer_share', 'trainer_state', 'critic_parameters', 'slot_bytes', 'adapter_parameters',
-           'trained_parameters', 'host_optimizer_bytes', 'layer_elements', 'micro_batch', 'rank_share', 'activations',
-           'logits', 'most_image_tokens', 'tower_activations', 'training', 'critic_training', 'scoring',
-           'communicators', 'planned_communicator_bytes', 'device_overhead', 'allocator_cache', 'kv_bytes',
-           'engine_work', 'kv_cache_bytes', 'engine_components', 'cache_tokens', 'capacity_of', 'planned_cache',
-           'teachers_of', 'sent_bytes', 'HandleNeeds', 'why_no_handles', 'planned_backend', 'keeps_frozen',
-           'engine_keeps_frozen', 'memory_phases', 'check_fits', 'largest_part', 'tight_phases', 'host_bytes']
+           'CONTEXT_BYTES', 'COMMUNICATOR_BYTES', 'OTHER_BYTES', 'ALLOCATOR_BYTES', 'GRAPH_FAMILIES', 'SAMPLED_ROWS',
+           'PREFILL_TOKENS', 'HANDLE_RESERVE', 'Component', 'MemoryPhase', 'model_of', 'stages_of', 'largest_stage',
+           'trainer_parameters', 'optimizer_share', 'trainer_state', 'critic_parameters', 'slot_bytes',
+           'adapter_parameters', 'trained_parameters', 'host_optimizer_bytes', 'layer_elements', 'micro_batch',
+           'rank_share', 'activations', 'logits', 'most_image_tokens', 'tower_activations', 'training',
+           'critic_training', 'scoring', 'communicators', 'planned_communicator_bytes', 'graph_mode', 'pass_bytes',
+           'device_overhead', 'allocator_cache', 'kv_bytes', 'engine_work', 'kv_cache_bytes', 'engine_components',
+           'cache_tokens', 'capacity_of', 'planned_cache', 'teachers_of', 'sent_bytes', 'HandleNeeds', 'why_no_handles',
+           'planned_backend', 'keeps_frozen', 'engine_keeps_frozen', 'memory_phases', 'check_fits', 'largest_part',
+           'tight_phases', 'host_bytes']
 
 # %% ../../nbs/plan/01_memory.ipynb #4d9b1f95
 import os
@@ -429,6 +430,42 @@ def planned_communicator_bytes(config: RunConfig, role: Role) -> int:
     return 2 * int(value) * 2**20
 
 # %% ../../nbs/plan/01_memory.ipynb #537c5c12
+# the tests replay their graphs after every weight update and sleep, on the real vllm-ascend over host memory
+GRAPH_FAMILIES = ("qwen3", "qwen3_moe")
+
+
+def graph_mode(config: RunConfig) -> tuple[str, str]:
+    "Return the mode of the engine's captured graphs (off: eager), and why"
+    asked = config.rollout.graphs
+    if asked != "auto":
+        return asked, f"rollout.graphs is {asked}"
+    if config.rollout.engine != "vllm" or not config.target.has_soc or config.is_sft:
+        return "off", "graphs are for vLLM on an NPU"
+    family = model_of(config).family
+    if family not in GRAPH_FAMILIES:
+        return "off", f"no test captures graphs of {family}"
+    return "FULL_DECODE_ONLY", "tests replay them after weight updates and sleep"
+
+
+SAMPLED_ROWS = 256  # maximum batch size of vLLM
+
+
+def pass_bytes(d: Dimensions, config: RunConfig, tokens: int) -> int:
+    "Return the activations of a pass of vLLM"
+    each = config.rollout.devices_per_engine
+    element = ELEMENT_BYTES[config.model.dtype]
+    return element * tokens * (3 * d.active_ffn // each + 3 * d.hidden)
+
+
+def _graph_pool(config: RunConfig, role: Role | None) -> list[Component]:
+    "Return the activations of the largest captured batch, which never sleep"
+    if role == "trainer" or graph_mode(config)[0] == "off":
+        return []
+    rows = config.rollout.engine_args.get("max_num_seqs") or SAMPLED_ROWS
+    pool = pass_bytes(model_of(config), config, rows)
+    return [Component("captured graphs", pool, ("rollout.graphs",))]
+
+
 def device_overhead(
     config: RunConfig,
     asleep: bool = False,  # while the trainer sleeps
@@ -450,6 +487,7 @@ def device_overhead(
             + engine * planned_communicator_bytes(config, "rollout"),
             ("placement.destroy_process_groups",),
         ),
+        *_graph_pool(config, role),
         Component("other memory", OTHER_BYTES, least=0),
     ]
 
@@ -468,19 +506,15 @@ def kv_bytes(d: Dimensions, tensor: int, width: int) -> int:
 
 
 PREFILL_TOKENS = 8192  # per pass: vLLM's default for devices below 70 GiB
-SAMPLED_ROWS = 256  # maximum batch size of vLLM
 
 
 def engine_work(d: Dimensions, config: RunConfig) -> int:
     "Return the peak bytes of a pass of vLLM besides weights and cache"
-    each = config.rollout.devices_per_engine
-    element = ELEMENT_BYTES[config.model.dtype]
     given = config.rollout.engine_args
     tokens = given.get("max_num_batched_tokens") or PREFILL_TOKENS
     rows = given.get("max_num_seqs") or SAMPLED_ROWS
-    block = element * tokens * (3 * d.active_ffn // each + 3 * d.hidden)
     logits = 3 * 4 * rows * d.vocab
-    return max(block, logits)
+    return max(pass_bytes(d, config, tokens), logits)
 
 
 def kv_cache_bytes(d: Dimensions, config: RunConfig, capacity: int) -> int:
@@ -490,7 +524,7 @@ def kv_cache_bytes(d: Dimensions, config: RunConfig, capacity: int) -> int:
     if not config.target.vllm_on_cpu:
         each = planned_communicator_bytes(config, "rollout")
         own += CONTEXT_BYTES + communicators(config)[1] * each
-        own += sum(part.nbytes for part in others)
+        own += sum(part.nbytes for part in (*others, *_graph_pool(config, "rollout")))
     return max(0, int(config.rollout.memory_utilization * capacity) - own)
 
 # %% ../../nbs/plan/01_memory.ipynb #eae23a11

@@ -26,7 +26,7 @@ from ..npu.role_variables import (
 from ..npu.shims.memory_saver import required_environment
 from ..npu.stack.doctor import is_secret
 from .dimensions import Dimensions
-from .memory import capacity_of, model_of, planned_cache
+from .memory import capacity_of, graph_mode, model_of, planned_cache
 
 # %% ../../nbs/plan/03_roles.ipynb #5a20eb91
 RunRole = Literal["trainer", "rollout"]
@@ -259,5 +259,6 @@ def vllm_arguments(config: RunConfig, soc: str = "Ascend910B1") -> dict[str, Any
         sees=model_of(config).sees,
         load_weights=False,  # the first update brings them
         lora=config.lora if config.sends_adapter else None,
+        graphs=graph_mode(config)[0],
         **run_arguments(config),
     )

@@ -541,6 +541,10 @@ class Engine(ABC):
         self.image_token_id = other.image_token_id
         self.merge_size = other.merge_size
 
+    def check_graphs(self) -> str:
+        "Return why the engine no longer replays captured graphs; empty: it does, or has none"
+        return ""
+
     @abstractmethod
     def _weights_changed(self) -> None:
         "Recompute the cache of running requests"

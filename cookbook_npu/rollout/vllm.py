@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['VllmBuild', 'VLLM_ENVIRONMENT', 'VLLM_CPU_ENVIRONMENT', 'TORCH_COMPANIONS', 'UNLOADED', 'OPTIONAL_SETTINGS',
-           'CPU_CACHE_BYTES', 'missing_reason', 'has_cpu_vllm', 'vllm_build', 'prepare_environment', 'check_companions',
-           'check_torchvision', 'check_experts_on_cpu', 'folder_shapes', 'tied_names', 'choose_weight_update_method',
-           'check_logprobs_mode', 'check_addresses', 'VllmWeights', 'register_unloaded', 'media_limits',
-           'run_arguments', 'llm_arguments', 'engine_settings', 'VllmImages', 'vllm_sampling', 'VllmRequests',
-           'remove_shared_memory', 'name_shared_memory', 'prepare_process', 'ImportedVllm', 'import_vllm',
-           'read_folder', 'VllmEngine', 'VllmAdapterEngine']
+           'CPU_CACHE_BYTES', 'GREEDY_PROMPTS', 'GREEDY_TOKENS', 'GRAPH_TOLERANCE', 'missing_reason', 'has_cpu_vllm',
+           'vllm_build', 'prepare_environment', 'check_companions', 'check_torchvision', 'check_experts_on_cpu',
+           'folder_shapes', 'tied_names', 'choose_weight_update_method', 'check_logprobs_mode', 'check_layouts',
+           'VllmWeights', 'register_unloaded', 'media_limits', 'capture_sizes', 'graph_arguments', 'run_arguments',
+           'llm_arguments', 'engine_settings', 'VllmImages', 'vllm_sampling', 'VllmRequests', 'remove_shared_memory',
+           'name_shared_memory', 'prepare_process', 'ImportedVllm', 'import_vllm', 'read_folder', 'VllmEngine',
+           'graph_fault', 'VllmAdapterEngine']
 
 # %% ../../nbs/rollout/03_vllm.ipynb #d4bdb41a
 import functools
@@ -69,9 +70,11 @@ from ..rollout.engine import (
     WAKE_TAGS,
     Engine,
     RequestState,
+    SamplingParams,
     SharedDecoder,
     derive_seed,
     expert_shapes,
+    text_requests,
 )
 from .vllm_lora import VllmAdapter, lora_arguments, remove_adapter
 from ..weights.checksum import checksums
@@ -255,13 +258,19 @@ def check_logprobs_mode(mode: str | None) -> None:
         )
 
 # %% ../../nbs/rollout/03_vllm.ipynb #b659f38e
-def check_addresses(before: Mapping[str, int], now: Mapping[str, int]) -> None:
-    "Raise `WeightUpdateError` for a parameter that moved: captured graphs would read its old address"
-    for name, address in before.items():
-        if now.get(name) != address:
+def check_layouts(
+    before: Mapping[str, vllm_layers.Layout],
+    now: Mapping[str, vllm_layers.Layout],
+    what: str,
+) -> None:
+    "Raise `WeightUpdateError` for a tensor that captured graphs no longer read as it is"
+    for name, layout in before.items():
+        if now.get(name) != layout:
+            same_address = name in now and now[name][0] == layout[0]
             raise WeightUpdateError(
-                f"{name} moved in a weight update, and captured graphs read its old address",
-                "Set rollout.enforce_eager to true.",
+                f"{name} {'was laid out anew' if same_address else 'moved'} in {what}, and "
+                "captured graphs read it as before",
+                "Set rollout.graphs to off.",
             )
 
 # %% ../../nbs/rollout/03_vllm.ipynb #4dfdd33b
@@ -275,7 +284,6 @@ class VllmWeights:
         tied: dict[str, str],
         dtype: torch.dtype,
         method: WeightUpdateMethod,
-        graphs: bool,
     ):
         self.llm = llm
         self.shapes = shapes
@@ -285,7 +293,6 @@ class VllmWeights:
         engines = vllm_weights.transfer_engines()
         self.methods = self.call(vllm_weights.weight_update_methods, engines)
         self.method = choose_weight_update_method(self.methods, method)
-        self.addresses = self.call(vllm_layers.worker_addresses) if graphs else {}
 
     def call(self, function: Callable, *args: Any) -> Any:  # function(worker, *args)
         return self.llm.collective_rpc(function, args=args)[0]
@@ -302,8 +309,6 @@ class VllmWeights:
             )
         weights = [(n, source[n]) for n in self.shapes]
         self.call(_replace_weights, weights, self.method, self.dtype)
-        if self.addresses:
-            check_addresses(self.addresses, self.call(vllm_layers.worker_addresses))
         heads = {name: tensors[twin] for name, twin in self.tied.items()}
         if found := self.find_difference(version, heads):
             raise WeightUpdateError(
@@ -349,6 +354,26 @@ def media_limits(max_pixels: int | None) -> dict[str, Any]:
     return {"video": 0, "image": {"count": 999, "width": side, "height": side}}
 
 
+def capture_sizes(sequences: int) -> list[int]:
+    "Return the batch sizes of captured graphs: up to `sequences`, at most a third is padding"
+    sizes = [2**n for n in range(sequences.bit_length())]
+    sizes += [size + size // 2 for size in sizes[1:]]
+    return sorted({size for size in sizes if size < sequences} | {sequences})
+
+
+def graph_arguments(
+    graphs: str,  # off, or a mode of vLLM
+    sequences: int,
+    compilation_config: Mapping[str, Any] | None = None,  # of rollout.engine_args
+) -> dict[str, Any]:
+    "Return the keywords of vllm.LLM for captured graphs"
+    given = dict(compilation_config or {})
+    if graphs != "off":
+        sizes = {"cudagraph_capture_sizes": capture_sizes(sequences)}
+        given = sizes | given | {"cudagraph_mode": graphs}
+    return {"enforce_eager": graphs == "off", "compilation_config": given or None}
+
+
 def run_arguments(config: RunConfig) -> dict[str, Any]:
     "Return the arguments of an engine, and of `llm_arguments`, that follow from a configuration"
     rollout = config.rollout
@@ -356,7 +381,6 @@ def run_arguments(config: RunConfig) -> dict[str, Any]:
         "dtype": config.model.dtype,
         "max_tokens": config.data.max_prompt_tokens + config.longest_response,
         "memory_utilization": rollout.memory_utilization,
-        "enforce_eager": rollout.enforce_eager,
         "tensor_parallel": rollout.devices_per_engine,
         "max_pixels": config.data.image_max_pixels,
         "engine_args": rollout.engine_args,
@@ -369,7 +393,7 @@ def llm_arguments(
     dtype: str,
     max_tokens: int,  # prompt plus response
     memory_utilization: float,
-    enforce_eager: bool,
+    graphs: str,  # off, or a mode of vLLM
     tensor_parallel: int,
     max_sequences: int = 256,
     kv_cache_bytes: int | None = None,  # on each device; default: from memory_utilization
@@ -384,6 +408,8 @@ def llm_arguments(
 ) -> dict[str, Any]:
     "Return the keywords of vllm.LLM for a rollout engine"
     executor = "uni" if tensor_parallel == 1 else "external_launcher"
+    given = dict(engine_args or {})
+    sequences = given.get("max_num_seqs", max_sequences)
     return {
         "model": model,
         "trust_remote_code": False,
@@ -391,7 +417,6 @@ def llm_arguments(
         "load_format": "auto" if load_weights or lora else UNLOADED,
         "max_model_len": max_tokens,
         "max_num_seqs": max_sequences,
-        "enforce_eager": enforce_eager,
         "logprobs_mode": "processed_logprobs",
         "seed": 0,
         "enable_sleep_mode": can_sleep,
@@ -407,7 +432,8 @@ def llm_arguments(
         "disable_log_stats": True,
         **({"enable_return_routed_experts": True} if routing_replay else {}),
         **(lora_arguments(lora) if lora else {}),
-        **(engine_args or {}),
+        **given,
+        **graph_arguments(graphs, sequences, given.get("compilation_config")),
     }
 
 # %% ../../nbs/rollout/03_vllm.ipynb #1495adef
@@ -673,7 +699,7 @@ class VllmEngine(Engine):
         memory_utilization: float = 0.35,  # fraction of the device's memory (accelerators)
         kv_cache_bytes: int | None = None,  # on each device; default: 256 MiB on a CPU
         max_sequences: int = 256,  # maximum number of sequences decoded together
-        enforce_eager: bool = True,  # no graph capture
+        graphs: str = "off",  # or a mode of vLLM's captured graphs
         tensor_parallel: int = 1,  # ranks of one engine, one process each
         stop_token_ids: Sequence[int] = (),  # in addition to the model's end tokens
         weight_update_method: WeightUpdateMethod = "auto",
@@ -699,7 +725,7 @@ class VllmEngine(Engine):
             dtype,
             limit,
             memory_utilization,
-            enforce_eager,
+            graphs,
             tensor_parallel,
             max_sequences,
             kv_cache_bytes or vllm.cache_bytes,
@@ -722,6 +748,7 @@ class VllmEngine(Engine):
         self.can_sleep = vllm.can_sleep
         self.tensor_parallel = arguments["tensor_parallel_size"]
         self.graphs = not arguments["enforce_eager"]
+        self._tried = False  # its graphs, against none
         self.memory_identity = ""  # part of the names of its shared memory; empty: none
         if self.tensor_parallel > 1 and self.platform == "cpu":
             module = "vllm.distributed.device_communicators.cpu_communicator"
@@ -731,6 +758,7 @@ class VllmEngine(Engine):
         self.llm: Any = vllm.LLM(**engine_settings(arguments, vllm.known))
         VllmEngine.is_open = True
         check_logprobs_mode(self.llm.collective_rpc(_sampler_mode)[0])
+        self.layouts = self._layouts()
         if self.platform == "cpu":
             self.llm.collective_rpc(_drop_unused_packs)
         if self.tensor_parallel > 1:
@@ -763,13 +791,18 @@ class VllmEngine(Engine):
         tied = tied_names(shapes, config.tie_word_embeddings)
         if self.lora is None:
             self.weights: VllmWeights | VllmAdapter = VllmWeights(
-                self.llm, shapes, tied, self.dtype, method, self.graphs
+                self.llm, shapes, tied, self.dtype, method
             )
         else:
             self.weights = VllmAdapter(self.llm, shapes, self.lora)
             self.decoder.adapters[""] = self.weights.request()
 
+    def _layouts(self) -> dict[str, vllm_layers.Layout]:
+        "Return what captured graphs read; {} without graphs"
+        return self.llm.collective_rpc(vllm_layers.worker_layouts)[0] if self.graphs else {}
+
     def _weights_changed(self) -> None:
+        check_layouts(self.layouts, self._layouts(), "a weight update")
         if self.llm.reset_prefix_cache() is False:  # running requests hold blocks
             self.llm.reset_prefix_cache(reset_running_requests=True)
         if self.takes_images:  # cached outputs of the old vision tower
@@ -797,6 +830,7 @@ class VllmEngine(Engine):
     def _wake(self, tags: set[str]) -> None:
         if self.can_sleep:  # WAKE_TAGS has the weights first
             self.llm.wake_up(tags=[tag for tag in WAKE_TAGS if tag in tags])
+            check_layouts(self.layouts, self._layouts(), "a wake-up")
 
     def _close(self) -> None:
         if self.platform == "npu":
@@ -820,7 +854,63 @@ class VllmEngine(Engine):
             "can_sleep": self.can_sleep,
             "weight_update_method": self.weights.method,
             "weight_update_methods": self.weights.methods,
+            "graphs": self.graphs,
         }
+
+    def _greedy(self) -> list[RequestState]:
+        "Decode two prompts greedily"
+        self.llm.reset_prefix_cache()
+        requests = text_requests(GREEDY_PROMPTS, 1, 0, self.tokenizer)
+        assert self.max_tokens is not None
+        room = self.max_tokens - max(len(request.prompt_ids) for request in requests)
+        sampling = SamplingParams(temperature=0, max_response_tokens=min(GREEDY_TOKENS, room))
+        states = [RequestState(request, sampling) for request in requests]
+        self.decoder.add(states, self.version)
+        left = len(states)
+        while left:
+            left -= len(self.decoder.step(self.version))
+        return states
+
+    def check_graphs(self) -> str:
+        """Decode with and without captured graphs, once; return the first difference
+
+        After a difference the engine computes without its graphs."""
+        if not self.graphs or self._tried or self.in_flight or self.state != "awake":
+            return ""
+        with self._decoding("check_graphs"):
+            responses = []
+            for on in (False, True):
+                self.llm.collective_rpc(vllm_layers.replay_graphs, args=(on,))
+                responses.append(self._greedy())
+            self._tried = True
+            fault = graph_fault(*responses)
+            if fault:
+                self.llm.collective_rpc(vllm_layers.replay_graphs, args=(False,))
+                self.graphs, self.layouts = False, {}
+            return fault
+
+# %% ../../nbs/rollout/03_vllm.ipynb #2d70c18d
+GREEDY_PROMPTS = ("1 + 1 =", "Next to 7 is")
+GREEDY_TOKENS = 16
+# of log-probs with and without graphs: another batch size rounds bfloat16 otherwise
+GRAPH_TOLERANCE = 0.1
+
+
+def graph_fault(eager: Sequence[RequestState], captured: Sequence[RequestState]) -> str:
+    "Return how greedy responses under captured graphs differ from eager ones, or an empty string"
+    for n, (a, b) in enumerate(zip(eager, captured, strict=True)):
+        rows = zip(a.ids, b.ids, a.logprobs, b.logprobs, strict=False)
+        for t, (x, y, p, q) in enumerate(rows):
+            close = abs(p - q) <= GRAPH_TOLERANCE
+            if x != y and close and max(p, q) < math.log(0.5) + GRAPH_TOLERANCE:
+                break  # a tie, from which the two continue differently
+            if x != y or not close:
+                return (
+                    f"prompt {n}, token {t}: {y} with log-prob {q:.3f} under captured graphs, "
+                    f"{x} with {p:.3f} without"
+                )
+    return ""
+
 
 # %% ../../nbs/rollout/03_vllm.ipynb #9bb89414
 class VllmAdapterEngine(VllmEngine):

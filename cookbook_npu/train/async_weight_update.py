@@ -25,7 +25,7 @@ from ..errors import (
 from ..plan.preflight import receiving_machines
 from .async_sampling import AsyncSampler
 from .rollout_worker import Engines
-from .weight_update import releasing_weights
+from .weight_update import check_graphs, releasing_weights
 from .workers import DriverState, slots_of_engine
 from ..weights.broadcast import UpdateGroup, give_up, open_store
 from ..weights.manifest import Manifest, merge_manifests
@@ -227,6 +227,8 @@ class AsyncWeightUpdate:
         manifest = self._written(self.state.trainer.start("weights.write", version))
         with releasing_weights(self.state.trainer):
             loaded = self._load(manifest)
+        groups = self.state.engines.groups
+        check_graphs(self.state, Engines([groups[number] for number in loaded]))
         self.sampler.engines.set_loaded(loaded)
 
     def _written(self, writing: Future) -> Manifest:

@@ -16,7 +16,7 @@ from ..config import RunConfig, SamplingConfig
 from ..data.sample import Sample
 from ..errors import RoleError
 from ..npu.device import accelerator
-from ..plan.memory import engine_keeps_frozen, planned_cache
+from ..plan.memory import engine_keeps_frozen, graph_mode, planned_cache
 from ..rollout.engine import Engine, Request, SamplingParams
 from ..weights.broadcast import BroadcastEnd, UpdateGroup, receive_buckets
 from ..weights.manifest import Manifest
@@ -52,6 +52,7 @@ def make_engine(
             kv_cache_bytes=cache,
             load_weights=load_weights,
             lora=lora,
+            graphs=graph_mode(config)[0],
             **run_arguments(config),
         )
     from ..rollout.transformers import TransformersEngine

@@ -268,6 +268,18 @@ test_shim = each(
         worker.sleep(level=2)
         return True
     """),
+    ("vllm_ascend.sleep_waits", "check() returned False", FAKE + """
+    order = []
+    class CaMemAllocator:
+        def sleep(self, offload_tags=None): order.append(offload_tags)
+    fake("vllm_ascend.device_allocator.camem", CaMemAllocator=CaMemAllocator)
+    shims.accelerator = lambda: types.SimpleNamespace(synchronize=lambda: order.append("waited"))
+    assert registry.apply("vllm_ascend.sleep_waits").state == "applied"
+    def check():
+        order.clear()
+        CaMemAllocator().sleep(("weights",))
+        return order == ["waited", ("weights",)]
+    """),
     ("vllm_ascend.expert_layout", "check() returned False", FAKE + """
     import torch
     class CaMemAllocator:

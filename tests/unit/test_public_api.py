@@ -43,7 +43,7 @@ SIGNATURES = {
     "TransformersEngine": "hf_path, dtype='bfloat16', device=None, batch_size=128, stop_token_ids=(), "
     "simulated_latency=0.0, lora=None, routing_replay=False, resident=False",
     "VllmEngine": "hf_path, dtype='bfloat16', max_tokens=None, memory_utilization=0.35, "
-    "kv_cache_bytes=None, max_sequences=256, enforce_eager=True, tensor_parallel=1, "
+    "kv_cache_bytes=None, max_sequences=256, graphs='off', tensor_parallel=1, "
     "stop_token_ids=(), weight_update_method='auto', request_seeds=True, "
     "simulated_latency=0.0, max_pixels=None, engine_args=None, load_weights=True, "
     "routing_replay=False, lora=None",

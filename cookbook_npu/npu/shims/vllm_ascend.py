@@ -7,8 +7,8 @@ __all__ = ['NZ_ENV', 'STARTUP_WAIT', 'STARTUP_POLL', 'IPC_MODULE', 'without', 'c
            'VllmEnvironmentShim', 'NzWeightsShim', 'ProcessedLogprobsShim', 'SamplerLogprobsShim', 'HalfAwakeCore',
            'wake_up', 'PartialWakeShim', 'DummyBatchShim', 'pack_is_stale', 'repack', 'TiedHeadShim', 'compute_plainly',
            'drop_unused_packs', 'WorkerErrorShim', 'StartupMemoryShim', 'empty_device', 'ProfilingMemoryShim',
-           'KvCacheBytesShim', 'SleepMemoryShim', 'ExpertLayoutShim', 'packed_loads', 'npu_ipc_module',
-           'PackedNpuIpcShim', 'enter_rollout', 'enter_engine']
+           'KvCacheBytesShim', 'SleepMemoryShim', 'SleepWaitsShim', 'ExpertLayoutShim', 'packed_loads',
+           'npu_ipc_module', 'PackedNpuIpcShim', 'enter_rollout', 'enter_engine']
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #da09bc7f
 import copy
@@ -26,7 +26,7 @@ from types import CodeType, SimpleNamespace
 from typing import Any
 
 from ...errors import ShimError
-from ..device import has_package
+from ..device import accelerator, has_package
 from .registry import MonkeyPatch, Shim, expect_parameters, registry
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #f1757b8d
@@ -477,6 +477,30 @@ class SleepMemoryShim(WorkerErrorShim):
                 "and another process allocated at least as much meanwhile",
                 stacklevel=3,
             )
+
+# %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #34637d45
+@registry.register
+class SleepWaitsShim(Shim):
+    """Sleep unmaps memory that kernels still use: error 507011, or old weights after an
+    update that a sleep follows"""
+
+    name = "vllm_ascend.sleep_waits"
+    target = "vllm_ascend.device_allocator.camem.CaMemAllocator.sleep"
+    parameters = "self offload_tags"
+    link = "https://github.com/vllm-project/vllm-ascend/blob/v0.23.0/vllm_ascend/device_allocator/camem.py#L187"
+    phase = "before_engine"
+    missing = without("vllm_ascend")
+
+    def needed(self) -> tuple[bool, str]:
+        if "synchronize" in inspect.unwrap(self.function).__code__.co_names:
+            return False, "CaMemAllocator.sleep waits for the device"
+        return True, "CaMemAllocator.sleep does not wait for the device"
+
+    def around(self, original: Callable, allocator: Any, *args: Any, **kwargs: Any) -> None:
+        accelerator().synchronize()
+        original(allocator, *args, **kwargs)
+
+    verify = Shim.in_place
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #8a3cb176
 _EXPERTS = ("w13_weight", "w2_weight")

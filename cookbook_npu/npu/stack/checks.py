@@ -24,7 +24,7 @@ class Need:
 
     devices: int = 8  # on one machine
     vllm: bool = True  # the engine is vLLM
-    enforce_eager: bool = True  # no graph capture in the engine
+    graphs: bool = False  # the engine captures graphs
     model_bytes: int = 19 * 10**9  # weights in bfloat16
     host_bytes: int = 256 * 10**9  # host memory of a machine
     family: str = "qwen3"  # `model_type` of the model's config.json; "": unknown

@@ -16,7 +16,7 @@ from ..device import NPU, allowed_preload, preloaded_libraries
 from ..role_variables import DETERMINISTIC, SHELL_DECIDES
 from . import stacks
 from .checks import CheckResult, Need, check, fail, ok, unknown, warn
-from .machine import Machine
+from .machine import GRAPH_FUNCTIONS, Machine
 from .stacks import KNOWN_STACKS, RECOMMENDED_STACK, nearest_stack
 
 # %% ../../../nbs/npu/stack/03_settings.ipynb #7fb48868
@@ -526,19 +526,28 @@ def _nz_format(m: Machine, need: Need) -> CheckResult:
 )
 def _graph_capture(m: Machine, need: Need) -> CheckResult:
     "No graph replays addresses of old weights"
-    if not need.vllm or need.enforce_eager:
+    if not need.vllm or not need.graphs:
         return ok("eager, or no vLLM")
     version = m.version("vllm-ascend")
     if version is None:
-        return unknown("rollout.enforce_eager is off; vllm-ascend is not installed")
-    if _numbers(version) >= GRAPHS_WITH_SLEEP:
-        return ok(
-            f"vllm-ascend {version} keeps addresses over sleep; graphs are not measured here"
+        return unknown("the run captures graphs; vllm-ascend is not installed")
+    if _numbers(version) < GRAPHS_WITH_SLEEP:
+        return warn(
+            f"the run captures graphs with vllm-ascend {version}",
+            "set rollout.graphs off, or use vllm-ascend 0.23: before it, captured graphs were "
+            "reported to replay addresses of weights that sleep freed",
         )
-    return warn(
-        f"rollout.enforce_eager is off with vllm-ascend {version}",
-        "set rollout.enforce_eager true, or use vllm-ascend 0.23: before it, captured graphs were "
-        "reported to replay addresses of weights that sleep freed",
+    if m.graph_functions is None:
+        return unknown(f"vllm-ascend {version}; libascendcl could not be read")
+    missing = [name for name in GRAPH_FUNCTIONS if name not in m.graph_functions]
+    if missing:
+        return fail(
+            f"CANN has no {' and no '.join(missing)}: a captured graph does not wait for the "
+            "lengths of its sequences, and log-probs are wrong without an error",
+            "set rollout.graphs off, or use CANN 8.5 or later",
+        )
+    return ok(
+        f"vllm-ascend {version} keeps addresses over sleep; CANN has {GRAPH_FUNCTIONS[0]}"
     )
 
 # %% ../../../nbs/npu/stack/03_settings.ipynb #e3f20ace

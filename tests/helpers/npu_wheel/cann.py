@@ -116,7 +116,7 @@ def fake_cann(
     ]
     objects = [
         compile_unit(compiler, HERE / f"{unit}.cpp", made / f"{unit}.o", *visible)
-        for unit in ("fake_cann", "refuse")
+        for unit in ("fake_cann", "graphs", "refuse", "streams")
     ]
     missing = undefined(files, names) - symbols("T", files=objects)
     generated = made / "stubs.cpp"
@@ -149,7 +149,8 @@ def bridge(compiler: str, made: Path) -> None:
         f"-DTORCH_EXTENSION_NAME={BRIDGE}",
     ]
     names = ("hccl", "fallback", "compute", "faults", "rows")
-    units = [HERE / "bridge.cpp", *(shared / f"{name}.cpp" for name in names)]
+    own = [HERE / f"{name}.cpp" for name in ("bridge", "launches")]
+    units = [*own, *(shared / f"{name}.cpp" for name in names)]
     flags = {"rows": toolchain.ROW_LOOPS}
 
     def compiled(unit: Path) -> Path:

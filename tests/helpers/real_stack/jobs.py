@@ -1,8 +1,9 @@
-"""What tests run in the lane's environment. `python -m real_stack.jobs NAME JSON` prints the result as JSON;
-functions that take `rank` run in processes of their own.
+"""What tests run in the lane's environment. `python -m real_stack.jobs [MODULE:]NAME JSON` prints the result
+as JSON; functions that take `rank` run in processes of their own.
 """
 
 import faulthandler
+import importlib
 import json
 import os
 import sys
@@ -67,7 +68,7 @@ def conformance(
     def build(path: Any, **changes: Any) -> VllmEngine:
         settings: dict[str, Any] = {"dtype": dtype, "max_tokens": 64}
         settings |= {"kv_cache_bytes": 8 << 20, "engine_args": ENGINE_ARGS}
-        return VllmEngine(path, **{**settings, "enforce_eager": True, **changes})
+        return VllmEngine(path, **{**settings, **changes})
 
     paths = [Path(folder, f"{family}{seed}") for seed in (0, 1)]
     pictured = family == "qwen3_vl"
@@ -100,7 +101,7 @@ def responses(
 
     settings: dict[str, Any] = {"dtype": "float32", "max_tokens": 64}
     settings |= {"kv_cache_bytes": 8 << 20, "engine_args": ENGINE_ARGS}
-    settings |= {"enforce_eager": True, "stop_token_ids": stop_token_ids}
+    settings |= {"stop_token_ids": stop_token_ids}
     engine = VllmEngine(path, load_weights=update is None, **settings)
     if update:
         engine.update_weights(1, folder_weights(Path(update)).items())
@@ -124,7 +125,6 @@ def sleeping(folder: str) -> dict[str, Any]:
         dtype="float32",
         max_tokens=64,
         kv_cache_bytes=8 << 20,
-        enforce_eager=True,
         engine_args=ENGINE_ARGS,
     )
     prompts = ["1+1=", "2*3=", "What is 12 plus 30?"]
@@ -167,7 +167,7 @@ def sleeping(folder: str) -> dict[str, Any]:
     result["level 1"] = (asleep, free(), gap(first))
     engine.close()
     try:
-        VllmEngine(first, dtype="float32", max_tokens=64, enforce_eager=True)
+        VllmEngine(first, dtype="float32", max_tokens=64)
     except Exception as error:
         result["second"] = f"{type(error).__name__}: {error}"
     return result
@@ -298,8 +298,11 @@ def train(
 
 def main() -> None:
     faulthandler.enable()
-    name, arguments = sys.argv[1], json.loads(sys.argv[2])
-    result = globals()[name](**arguments)
+    module, _, name = sys.argv[1].rpartition(":")
+    functions = (
+        vars(importlib.import_module(f"real_stack.{module}")) if module else globals()
+    )
+    result = functions[name](**json.loads(sys.argv[2]))
     print("\nRESULT " + json.dumps(result, default=str))
 
 

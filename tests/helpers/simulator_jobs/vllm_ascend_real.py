@@ -582,7 +582,7 @@ def sleep_cycles(rank, world_size, checkouts: dict[str, str], cache: str):
         dtype="float32",
         max_tokens=64,
         kv_cache_bytes=16 << 20,
-        enforce_eager=False,
+        graphs="FULL_DECODE_ONLY",
     )
     engine.can_sleep = True
 

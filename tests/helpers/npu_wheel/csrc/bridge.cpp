@@ -6,6 +6,7 @@
 #include "fallback.h"
 #include "generator.h"
 #include "hccl.h"
+#include "launches.h"
 #include "memory.h"
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -114,13 +115,14 @@ std::vector<std::string> install() {
     if (composite || name.name == "aten::_to_copy") {
       npu.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&stock<DispatchKey::CPU>>());
     } else if (kernel) {
-      npu.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
+      npu.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&launch>());
     }
     if (composite || formula) {
       autograd.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&stock<DispatchKey::AutogradCPU>>());
     }
   }
   add_compute(npu);
+  add_recorded(npu);
   return taken;
 }
 
@@ -130,5 +132,6 @@ std::vector<std::string> install() {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("install", &npusim::install, "replace torch_npu's kernels; returns the operators taken over");
   module.def("add_process_group", [module] { npusim::add_process_group(module.ptr()); }, "define ProcessGroupHCCL in this module");
+  npusim::add_launches(module);
   module.def("fallback_count", &npusim::fallback_count, "operators that ran through the fallback so far");
 }

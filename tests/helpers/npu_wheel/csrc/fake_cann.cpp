@@ -1,8 +1,9 @@
 // A CANN of host memory: what the real torch_npu needs of the Ascend driver and runtime to come up, hand out memory and keep streams.
 //
-// Signatures are those of the headers that the wheel ships. Work is done when its call returns, so streams are idle and events have happened.
+// Signatures are those of the headers that the wheel ships. Streams and events are in streams.cpp, captured graphs in graphs.cpp.
 // Nothing here computes. What is neither implemented nor in the list of harmless calls below becomes a generated stub that refuses (refuse.h):
 // a stub that returned success would skip the computation without a word.
+#include "graphs.h"
 #include "refuse.h"
 #include <acl/acl.h>
 #include <acl/acl_op_compiler.h>
@@ -10,7 +11,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -95,8 +95,8 @@ struct Physical {
 };
 std::mutex mutex;
 size_t used[kMaxDevices];
-std::unordered_map<void*, Block>& blocks() {
-  static auto* table = new std::unordered_map<void*, Block>();  // never destroyed: tensors may outlive every static
+std::map<void*, Block>& blocks() {
+  static auto* table = new std::map<void*, Block>();  // never destroyed: tensors may outlive every static
   return *table;
 }
 
@@ -134,7 +134,11 @@ std::map<Key, Value>& table() {
   static auto* entries = new std::map<Key, Value>();  // never destroyed, as above
   return *entries;
 }
-std::map<void*, size_t>& reserved() { return table<void*, size_t>(); }
+struct Range {
+  size_t bytes;
+  bool mapped;
+};
+std::map<void*, Range>& reserved() { return table<void*, Range>(); }
 using Opened = std::pair<void*, size_t>;
 std::map<std::string, Opened>& opened() { return table<std::string, Opened>(); }
 
@@ -152,27 +156,25 @@ int64_t& setting(aclSysParamOpt option) {
   return values[option];
 }
 
-// ---- streams and events
-
-struct Stream {
-  int32_t id;
-};
-struct Event {
-  std::chrono::steady_clock::time_point time;
-};
-
-aclError make_stream(aclrtStream* stream) {
-  static int32_t next = 0;
-  std::lock_guard<std::mutex> guard(mutex);
-  *stream = new Stream{next++};
-  return kOk;
-}
-aclError make_event(aclrtEvent* event) {
-  *event = new Event();
-  return kOk;
-}
-
 }  // namespace
+
+std::string fake_cann::memory_state(uintptr_t at, size_t bytes) {
+  std::lock_guard<std::mutex> guard(mutex);
+  const auto holds = [&](const auto& table, const auto& size) {
+    auto next = table.upper_bound(reinterpret_cast<void*>(at));
+    if (next == table.begin() || at + bytes > reinterpret_cast<uintptr_t>((--next)->first) + size(next->second)) return table.end();
+    return next;
+  };
+  const auto range = holds(reserved(), [](const Range& r) { return r.bytes; });
+  if (range != reserved().end()) return range->second.mapped ? "" : "asleep, its memory is unmapped";
+  const auto block = holds(blocks(), [](const Block& b) { return b.file.bytes; });
+  if (block != blocks().end()) return "";
+  for (const auto& [key, mapped] : opened()) {
+    const auto start = reinterpret_cast<uintptr_t>(mapped.first);
+    if (at >= start && at + bytes <= start + mapped.second) return "";
+  }
+  return "freed, no memory of this device";
+}
 
 extern "C" {
 
@@ -267,8 +269,6 @@ aclError aclrtGetPrimaryCtxState(int32_t device, uint32_t* flags, int32_t* is_ac
   *is_active = active[device];
   return kOk;
 }
-aclError aclrtSynchronizeDevice() { return kOk; }
-aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return kOk; }
 
 // ---- memory
 
@@ -313,14 +313,14 @@ aclError aclrtReserveMemAddress(void** address, size_t bytes, size_t, void* want
   *address = map_nothing(wanted, bytes);
   if (!*address) return kOutOfMemory;
   std::lock_guard<std::mutex> guard(mutex);
-  reserved()[*address] = bytes;
+  reserved()[*address] = {bytes, false};
   return kOk;
 }
 aclError aclrtReleaseMemAddress(void* address) {
   std::lock_guard<std::mutex> guard(mutex);
   const auto found = reserved().find(address);
   if (found == reserved().end()) return ACL_ERROR_INVALID_PARAM;
-  munmap(address, found->second);
+  munmap(address, found->second.bytes);
   reserved().erase(found);
   return kOk;
 }
@@ -342,13 +342,20 @@ aclError aclrtFreePhysical(aclrtDrvMemHandle handle) {
   return kOk;
 }
 aclError aclrtMapMem(void* address, size_t, size_t offset, aclrtDrvMemHandle handle, uint64_t) {
-  return map_file(reinterpret_cast<Physical*>(handle)->file, address, offset) ? kOk : ACL_ERROR_INVALID_PARAM;
+  std::lock_guard<std::mutex> guard(mutex);
+  const auto found = reserved().find(address);
+  if (found == reserved().end() || !map_file(reinterpret_cast<Physical*>(handle)->file, address, offset)) return ACL_ERROR_INVALID_PARAM;
+  found->second.mapped = true;
+  return kOk;
 }
 aclError aclrtUnmapMem(void* address) {
   std::lock_guard<std::mutex> guard(mutex);
   const auto found = reserved().find(address);
-  if (found == reserved().end()) return ACL_ERROR_INVALID_PARAM;
-  return map_nothing(address, found->second) ? kOk : ACL_ERROR_INVALID_PARAM;
+  if (found == reserved().end() || !map_nothing(address, found->second.bytes)) return ACL_ERROR_INVALID_PARAM;
+  found->second.mapped = false;
+  const auto running = fake_cann::unfinished(reinterpret_cast<uintptr_t>(address), found->second.bytes);
+  if (!running.empty()) fake_cann::report("aclrtUnmapMem of " + std::to_string(found->second.bytes) + " bytes, while " + running);
+  return kOk;
 }
 aclError aclrtCreateContext(aclrtContext* context, int32_t device) {
   if (const auto code = aclrtSetDevice(device)) return code;
@@ -401,56 +408,5 @@ aclError aclrtIpcGetEventHandle(aclrtEvent, aclrtIpcEventHandle* handle) {
 }
 aclError aclrtIpcOpenEventHandle(aclrtIpcEventHandle, aclrtEvent* event) { return aclrtCreateEventWithFlag(event, 0); }
 #endif
-
-// ---- streams and events
-
-aclError aclrtCreateStream(aclrtStream* stream) { return make_stream(stream); }
-aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t, uint32_t) { return make_stream(stream); }
-aclError aclrtDestroyStream(aclrtStream stream) {
-  delete static_cast<Stream*>(stream);
-  return kOk;
-}
-aclError aclrtDestroyStreamForce(aclrtStream stream) { return aclrtDestroyStream(stream); }
-aclError aclrtStreamGetId(aclrtStream stream, int32_t* id) {
-  *id = static_cast<Stream*>(stream)->id;
-  return kOk;
-}
-aclError aclrtStreamQuery(aclrtStream, aclrtStreamStatus* status) {
-  *status = ACL_STREAM_STATUS_COMPLETE;
-  return kOk;
-}
-aclError aclrtSynchronizeStream(aclrtStream) { return kOk; }
-aclError aclrtSynchronizeStreamWithTimeout(aclrtStream, int32_t) { return kOk; }
-aclError aclrtStreamWaitEvent(aclrtStream, aclrtEvent) { return kOk; }
-aclError aclrtGetStreamOverflowSwitch(aclrtStream, uint32_t* on) {
-  *on = 0;
-  return kOk;
-}
-
-aclError aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t) { return make_event(event); }
-aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t) { return make_event(event); }
-aclError aclrtDestroyEvent(aclrtEvent event) {
-  delete static_cast<Event*>(event);
-  return kOk;
-}
-aclError aclrtRecordEvent(aclrtEvent event, aclrtStream) {
-  static_cast<Event*>(event)->time = std::chrono::steady_clock::now();
-  return kOk;
-}
-aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return kOk; }
-aclError aclrtSynchronizeEvent(aclrtEvent) { return kOk; }
-aclError aclrtQueryEventStatus(aclrtEvent, aclrtEventRecordedStatus* status) {
-  *status = ACL_EVENT_RECORDED_STATUS_COMPLETE;
-  return kOk;
-}
-aclError aclrtQueryEventWaitStatus(aclrtEvent, aclrtEventWaitStatus* status) {
-  *status = ACL_EVENT_WAIT_STATUS_COMPLETE;
-  return kOk;
-}
-aclError aclrtEventElapsedTime(float* milliseconds, aclrtEvent start, aclrtEvent end) {
-  const auto elapsed = static_cast<Event*>(end)->time - static_cast<Event*>(start)->time;
-  *milliseconds = std::chrono::duration<float, std::milli>(elapsed).count();
-  return kOk;
-}
 
 }  // extern "C"

@@ -8,8 +8,10 @@ from torch import Tensor
 
 def host(x: Tensor) -> Tensor:
     "The same memory, sizes and strides on the CPU"
-    if x.device.type == "cpu" or x.numel() == 0:
-        return x.cpu()
+    if x.device.type == "cpu":
+        return x
+    if x.numel() == 0:
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
     storage = x.untyped_storage()
     memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
     flat = torch.frombuffer(memory, dtype=x.dtype, count=storage.nbytes() // x.itemsize)

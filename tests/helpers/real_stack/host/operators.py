@@ -1,6 +1,6 @@
 """Formulas under the operators that only an NPU has, as far as vllm-ascend calls them for Qwen3, Qwen3-MoE,
-Qwen3-VL and Qwen3.5 in eager mode, and MindSpeed for experts. Written from the operators' schemas and
-documentation.
+Qwen3-VL and Qwen3.5, eager and in captured graphs, and MindSpeed for experts. Written from the operators'
+schemas and documentation.
 
 A formula gets CPU tensors over the memory of its NPU arguments, so it can write in place; its results move to
 the NPU. An argument that a formula does not know must be at its default. `called` counts.
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import launches
 import torch
 import torch.nn.functional as F
 from host_memory import device, host
@@ -35,17 +36,26 @@ def install(namespaces: Sequence[str]) -> None:
     "Register the formulas of these namespaces; their libraries must be loaded"
     for name, function in _formulas.items():
         namespace, _, operator = name.partition("::")
-        packet = getattr(getattr(torch.ops, namespace), operator, None)
+        base, _, overload = operator.partition(".")
+        packet = getattr(getattr(torch.ops, namespace), base, None)
         if namespace not in namespaces or packet is None:
             continue
         library = _libraries.setdefault(namespace, torch.library.Library(namespace, "IMPL"))
-        kernel = _kernel(name, function, packet.default._schema)
+        schema = getattr(packet, overload or "default")._schema
+        kernel = _kernel(name, function, schema)
         library.impl(operator, kernel, "PrivateUse1", allow_override=True)
 
 
 def _kernel(name: str, function: Callable, schema: Any) -> Callable:
-    known = inspect.signature(function).parameters
+    known = set(inspect.signature(function).parameters)
+    if "_" in known:  # takes all
+        known = {a.name for a in schema.arguments}
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    written = {
+        a.name
+        for a in schema.arguments
+        if a.name == "out" or (a.alias_info and a.alias_info.is_write)
+    }
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         called[name] += 1
@@ -58,13 +68,16 @@ def _kernel(name: str, function: Callable, schema: Any) -> Callable:
             names = ", ".join(strange + required)
             raise NotImplementedError(f"{name}: the formula has no {names}")
         originals: list[tuple[Tensor, Tensor]] = []
+        touched: list[tuple[Tensor, bool]] = []
 
-        def down(value: Any) -> Any:
+        def down(value: Any, key: str) -> Any:
             if isinstance(value, list | tuple):
-                return [down(one) for one in value]
+                return [down(one, key) for one in value]
             if not isinstance(value, Tensor):
                 return value
             originals.append((host(value), value))
+            if value.device.type == "npu":
+                touched.append((value, key in written))
             return originals[-1][0]
 
         def up(value: Any) -> Any:
@@ -73,9 +86,12 @@ def _kernel(name: str, function: Callable, schema: Any) -> Callable:
             same = [original for alias, original in originals if alias is value]
             return same[0] if same else device(value)
 
-        result = function(**{k: down(v) for k, v in given.items() if k in known})
-        several = isinstance(result, list | tuple)
-        return type(result)(map(up, result)) if several else up(result)
+        def move(result: Any) -> Any:
+            several = isinstance(result, list | tuple)
+            return type(result)(map(up, result)) if several else up(result)
+
+        arguments = {k: down(v, k) for k, v in given.items() if k in known}
+        return launches.launch(name, lambda: function(**arguments), touched, move)
 
     return kernel
 
@@ -279,6 +295,35 @@ def fused_infer_attention_score(
         k, v = (_pages(x, table, lengths, heads, size) for x in (key, value))
     output = _attend(query, k, v, scale, _lengths(ends), lengths, sparse_mode == 3)
     return output, query.new_empty(0, dtype=torch.float32)
+
+
+@formula("npu::npu_fused_infer_attention_score.out")
+def fused_infer_attention_score_out(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    atten_mask: Tensor | None = None,
+    actual_seq_lengths: Sequence[int] = (),
+    actual_seq_lengths_kv: Sequence[int] = (),
+    block_table: Tensor | None = None,
+    num_heads: int = 1,
+    scale: float = 1.0,
+    input_layout: str = "BSH",
+    num_key_value_heads: int = 0,
+    sparse_mode: int = 0,
+    block_size: int = 0,
+    workspace: Tensor | None = None,
+    out: Sequence[Tensor],
+) -> Sequence[Tensor]:
+    given = {k: v for k, v in locals().items() if k not in ("workspace", "out")}
+    out[0].copy_(fused_infer_attention_score(**given)[0].view_as(out[0]))
+    return out
+
+
+@formula("npu::_npu_fused_infer_attention_score_get_max_workspace")
+def fused_infer_attention_workspace(query: Tensor, **_: Any) -> Tensor:
+    return query.new_empty(16)
 
 
 @formula("atb::_npu_paged_attention")

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import launches
 import numpy as np
 from host_memory import host
 from ml_dtypes import bfloat16
@@ -98,7 +99,13 @@ def _interpret_in_place() -> None:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         "Options of the compiler are no arguments of the kernel"
         known = {k: v for k, v in kwargs.items() if k in self.arg_names or k == "warmup"}
-        return launch(self, *args, **known)
+        tensors = [x for x in (*args, *known.values()) if hasattr(x, "data_ptr")]
+        args, known = in_place(self, args, known)
+        name = getattr(self.fn, "__name__", "a Triton kernel")
+        inputs = [
+            (x, True) for x in tensors if x.device.type == "npu"
+        ]  # a kernel names no outputs
+        launches.launch(name, lambda: launch(self, *args, **known), inputs)
 
     def call_nested(self: Any, *args: Any, **kwargs: Any) -> Any:
         "A function that was decorated before the interpreter was switched on"
