@@ -730,12 +730,14 @@ def machine_need(
     config = planned_config(recipe, scale, parameters)
     check_models(config, weights=False)
     model = model_of(config)
+    mode, why = graph_mode(config)
     if nodes:
         per_machine = -(-config.placement.devices // nodes)
     return Need(
         devices=min(config.placement.devices, per_machine),
         vllm=config.rollout.engine == "vllm" and not config.is_sft,
-        graphs=graph_mode(config)[0] != "off",
+        graphs=mode != "off",
+        eager=why if mode == "off" else "",
         model_bytes=2 * total_parameters(model),
         host_bytes=host_bytes(model, config, min(config.trainer_devices, per_machine)),
         family=model.family,

@@ -1397,6 +1397,12 @@ def why_merged(config: "RunConfig") -> str:
         return "vLLM adds no adapter to the vision tower of every model"
     if config.lora.rank > VLLM_MAX_RANK:
         return f"vLLM takes adapters up to rank {VLLM_MAX_RANK}"
+    several = config.target.has_soc and config.rollout.devices_per_engine > 1
+    if several and config.lora.weight_update == "auto":
+        return (
+            "vllm-ascend 0.23.0 is reported to crash or hang with an adapter on several "
+            "devices (vllm-project/vllm-ascend#16586)"
+        )
     return ""
 
 

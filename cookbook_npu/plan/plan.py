@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
-from ..config import RunConfig
+from ..config import RunConfig, why_merged
 from ..data.hub import PACKAGED_MODELS
 from ..data.tasks import GENERATED
 from ..errors import ConfigError
@@ -31,7 +31,9 @@ from ..plan.memory import (
     capacity_of,
     check_fits,
     critic_parameters,
+    device_overhead,
     engine_keeps_frozen,
+    graph_mode,
     host_optimizer_bytes,
     keeps_frozen,
     largest_stage,
@@ -188,6 +190,7 @@ def batch_arithmetic(config: RunConfig, soc: str = "Ascend910B1") -> list[tuple[
         *([_adapter(config, soc)] if config.lora.rank and not config.tenants else []),
         *([_turns(config)] if rollout.environment else []),
         *([_ahead(config)] if split else []),
+        *([_graphs(config)] if config.target.has_soc and rollout.engine == "vllm" else []),
         *([("first weights", why)] if (why := random_start(config)) else []),
         _weights(config, soc),
         *_passed_on(config),
@@ -243,6 +246,8 @@ def _adapter(config: RunConfig, soc: str) -> tuple[str, str]:
     d = model_of(config)
     sent = "the adapter" if config.sends_adapter else "all weights, merged,"
     text = f"a weight update sends {sent} to each engine, {_bytes(sent_bytes(d, config))}"
+    if not config.sends_adapter and (why := why_merged(config)):
+        text += f": {why}"
     if config.placement.mode == "split":
         return "lora", text
     capacity = capacity_of(config, soc)
@@ -270,6 +275,15 @@ def _turns(config: RunConfig) -> tuple[str, str]:
     )
 
 # %% ../../nbs/plan/04_plan.ipynb #d30adffe
+def _graphs(config: RunConfig) -> tuple[str, str]:
+    "Describe the captured graphs of an engine, or why it is eager"
+    mode, why = graph_mode(config)
+    if mode == "off":
+        return "graphs", f"eager: {why}"
+    pool = next(c for c in device_overhead(config) if c.name == "captured graphs")
+    return "graphs", f"{mode}: {why}; their {pool.nbytes / 2**20:.0f} MiB do not sleep"
+
+
 def _ahead(config: RunConfig) -> tuple[str, str]:
     "Describe depth and staleness of a split run"
     r = config.rollout

@@ -25,6 +25,7 @@ class Need:
     devices: int = 8  # on one machine
     vllm: bool = True  # the engine is vLLM
     graphs: bool = False  # the engine captures graphs
+    eager: str = ""  # why it does not
     model_bytes: int = 19 * 10**9  # weights in bfloat16
     host_bytes: int = 256 * 10**9  # host memory of a machine
     family: str = "qwen3"  # `model_type` of the model's config.json; "": unknown

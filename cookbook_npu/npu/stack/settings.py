@@ -527,7 +527,7 @@ def _nz_format(m: Machine, need: Need) -> CheckResult:
 def _graph_capture(m: Machine, need: Need) -> CheckResult:
     "No graph replays addresses of old weights"
     if not need.vllm or not need.graphs:
-        return ok("eager, or no vLLM")
+        return ok(f"eager: {need.eager}" if need.eager else "eager, or no vLLM")
     version = m.version("vllm-ascend")
     if version is None:
         return unknown("the run captures graphs; vllm-ascend is not installed")

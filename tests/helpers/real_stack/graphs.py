@@ -5,6 +5,7 @@ updates weights or sleeps. Jobs for `Stack.job("graphs:NAME")`.
 import bisect
 import gc
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from real_stack.jobs import ENGINE_ARGS
 
+METHODS = ("reload_weights", "update_weights", "load_weights")
 SIZES = [1, 2, 4, 8]
 PROMPTS = ["1+1=", "2*3=", "What is 12 plus 30?", "7-5=", "Say why 9 is odd:", "4*4="]
 HIT, PAD, MISS = 1, 3, 6  # prompts of two samples each
@@ -203,19 +205,19 @@ class Lane:
 
 
 def matrix(
-    folder: str, methods: list[str] | None = None, **settings: Any
+    folder: str, methods: list[str] | None = None, faults: bool = False, **settings: Any
 ) -> dict[str, Any]:
-    "Log-probs, replays and addresses after each way to update weights, awake and asleep, twice each"
+    "Log-probs, replays and addresses after each way to update weights, awake and asleep"
     lane = Lane(folder, **settings)
     engine = lane.engine
     lane.cell("start, sizes that hit", 0, HIT)
     lane.cell("start, sizes that pad", 0, PAD)
     lane.cell("start, sizes that miss", 0, MISS)
-    for method, refused in engine.weights.methods.items():
-        if refused or method not in (methods or engine.weights.methods):
+    for method in methods or METHODS:
+        if engine.weights.methods[method]:
             continue
         engine.weights.method = method
-        for turn in (1, 2):
+        for turn in (1, 2) if method == METHODS[0] else (1,):
             lane.update(1)
             lane.cell(f"{method}, awake, {turn}", 1)
             engine.sleep(2)
@@ -227,4 +229,209 @@ def matrix(
             engine.sleep(1)
             engine.wake()
             lane.cell(f"{method}, sleep 1, {turn}", 1)
-    return lane.result()
+    result = lane.result()
+    return result | {"faults": engine_faults(lane)} if faults else result
+
+
+def adapters(folder: str, slots: int = 1) -> dict[str, Any]:
+    "The same of adapters in turn, each against its merged weights; `slots` above 1: one batch of tenants"
+    from cookbook_npu.config import LoraConfig
+    from cookbook_npu.rollout.vllm_lora import adapter_shapes
+
+    lora = LoraConfig(rank=8, alpha=16, slots=slots)
+    lane = Lane(folder, lora=lora)
+    base = folder_weights(lane.paths[0])
+    shapes = adapter_shapes({name: t.shape for name, t in base.items()}, lora)
+    for turn in (1, 2):
+        random = torch.Generator().manual_seed(turn)
+        adapter = {n: 0.1 * torch.randn(*s, generator=random) for n, s in shapes.items()}
+        lane.paths.append(merged(lane.paths[0], base, adapter, lora, turn))
+        lane.engine.update_weights(turn, adapter.items())
+        lane.cell(f"adapter, awake, {turn}", turn + 1)
+        _nap(lane.engine)
+        lane.cell(f"adapter, sleep 1, {turn}", turn + 1)
+    lane.cells["against the adapter before"] = {"gap": lane.gap(lane.paths[2], PAD)}
+    stack = next(n for n in lane.audit.first if "lora_a_stacked" in n)
+    return lane.result() | {"stack": stack}
+
+
+def merged(path: Path, base: Any, adapter: Any, lora: Any, turn: int) -> Path:
+    "A folder with the adapter added to the weights"
+    from safetensors.torch import save_file
+
+    target = path.with_name(f"{path.name} merged {turn}")
+    shutil.copytree(path, target, dirs_exist_ok=True)
+    weights = dict(base)
+    for name in base:
+        layer = "base_model.model." + name.removesuffix(".weight")
+        if f"{layer}.lora_A.weight" in adapter:
+            low, high = (adapter[f"{layer}.lora_{half}.weight"] for half in "AB")
+            weights[name] = base[name] + lora.alpha / lora.rank * high @ low
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+# ---- seeded faults: each returns what named it
+
+
+def _error(call: Any) -> str:
+    try:
+        call()
+    except Exception as error:  # the test compares the text of every kind
+        return f"{type(error).__name__}: {error}"
+    return "nothing was noticed"
+
+
+def _nap(engine: Any) -> None:
+    engine.sleep(1)
+    try:
+        engine.wake()
+    finally:  # vLLM is awake even if a check of the addresses fails
+        engine._resident = {"weights", "kv_cache"}
+
+
+def _moved(lane: Lane, owner: Any, name: str, value: Any, notice: Any) -> str:
+    "What notices that an attribute has another value; it has its old one afterwards"
+    kept = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        return _error(notice)
+    finally:
+        setattr(owner, name, kept)
+
+
+def engine_faults(lane: Lane) -> dict[str, str]:
+    from types import SimpleNamespace
+    from unittest import mock
+
+    from vllm_ascend.compilation.acl_graph import _acl_graph_wrappers
+
+    from cookbook_npu.npu.shims import vllm_ascend
+
+    engine, runner = lane.engine, lane.worker.model_runner
+    layer = runner.get_model().model.layers[1]
+    weight, rotary = layer.mlp.down_proj.weight, layer.self_attn.rotary_emb
+    caches, found = runner.kv_caches, {}
+
+    def nap() -> None:
+        _nap(engine)
+
+    moved = weight.data.clone()
+    found["parameter moved"] = _moved(lane, weight, "data", moved, lambda: lane.update(1))
+    found["audit"] = _moved(
+        lane, weight, "data", moved, lambda: _raise(lane.audit.problems())
+    )
+    lane.update(0)
+    found["parameter laid out anew"] = _moved(lane, weight, "data", weight.data.T, nap)
+    table = rotary.cos_sin_cache.clone()
+    found["buffer moved"] = _moved(lane, rotary, "cos_sin_cache", table, nap)
+    other = [(caches[0][0].clone(), caches[0][1]), *caches[1:]]
+    found["cache moved"] = _moved(lane, runner, "kv_caches", other, nap)
+    never = SimpleNamespace(synchronize=lambda: None)
+    with mock.patch.object(vllm_ascend, "accelerator", lambda: never):
+        lane.update(1)
+        nap()
+    found["unmapped under a running copy"] = " ".join(hazards())
+    entries = [
+        entry.aclgraph
+        for wrapper in list(_acl_graph_wrappers)
+        for entry in wrapper.concrete_aclgraph_entries.values()
+    ]
+    engine.sleep(2)
+    found["replayed while asleep"] = _error(lambda: entries[0].replay())
+    engine.wake()
+    lane.update(0)
+    engine._tried = False
+    found["graphs that are right"] = engine.check_graphs()
+    runner.input_ids.gpu = runner.input_ids.gpu.clone()  # the graphs read the old ids
+    engine._tried = False
+    found["input moved"] = engine.check_graphs()
+    lane.cell("eager after the fault", 0)
+    return found
+
+
+def _raise(problems: list[str]) -> None:
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def runtime_faults() -> dict[str, str]:
+    "The same of NPUGraph itself"
+    import torch_npu  # noqa: F401
+
+    torch.npu.set_device(0)
+    torch.set_grad_enabled(False)
+    side = torch.npu.Stream()
+    y = torch.zeros(2, device="npu")
+    inputs, handles, found = [torch.ones(1 << 20, device="npu")], [], {}
+
+    def captured(work: Any) -> Any:
+        graph = torch.npu.NPUGraph()
+        with torch.npu.graph(graph):
+            work()
+        return graph
+
+    graph = captured(lambda: y.copy_(inputs[0][:2] + 1))
+    graph.replay()
+    assert y.tolist() == [2, 2]
+    inputs.clear()
+    torch.npu.synchronize()
+    torch.npu.empty_cache()
+    found["freed"] = _error(graph.replay)
+
+    def waiting() -> None:
+        stream, event = torch.npu.current_stream(), torch.npu.ExternalEvent()
+        event.wait(stream)
+        event.reset(stream)
+        torch.npu.graph_task_group_begin(stream)
+        torch.add(y, 1, out=y)
+        handles.append((torch.npu.graph_task_group_end(stream), event))
+
+    graph = captured(waiting)
+    handle, event = handles[0]
+    y.fill_(1)
+    graph.replay()
+    found["waits for nobody"] = _error(lambda: y.tolist())
+
+    def update(call: Any) -> None:
+        with torch.npu.stream(side):
+            torch.npu.graph_task_update_begin(side, handle)
+            call()
+            torch.npu.graph_task_update_end(side)
+
+    found["updated by another operator"] = _error(
+        lambda: update(lambda: torch.mul(y, 2, out=y))
+    )
+    update(lambda: torch.add(y, 10, out=y))
+    event.record(side)
+    assert y.tolist() == [11, 11]
+    found["read by the host within a capture"] = _error(
+        lambda: captured(lambda: y.sum().item())
+    )
+    return found
+
+
+def races() -> list[str]:
+    "Two streams without an event between them, and with one"
+    import torch_npu  # noqa: F401
+
+    torch.npu.set_device(0)
+    side, y = torch.npu.Stream(), torch.zeros(2, device="npu")
+    torch.npu.synchronize()
+    y.add_(1)
+    side.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(side):
+        y.add_(1)
+    assert not hazards()
+    y.add_(1)
+    return hazards()
+
+
+def without_values(folder: str) -> dict[str, Any]:
+    "An engine on a CANN without `aclrtValueWait`"
+    lane = Lane(folder)
+    lane.update(1)
+    wrong = lane.gap(lane.paths[1], PAD)
+    fault = lane.engine.check_graphs()
+    after = lane.gap(lane.paths[1], PAD)
+    return {"wrong": wrong, "fault": fault, "graphs": lane.engine.graphs, "after": after}

@@ -121,6 +121,14 @@ Touches touches_of(const c10::OperatorHandle& op, const c10::Stack& stack) {
   }
   return found;
 }
+// Indexing with numbers has the shape of its indices, with a mask that of its values
+bool has_dynamic_shape(const c10::OperatorHandle& op, const c10::Stack& stack) {
+  if (!op.hasTag(at::Tag::dynamic_output_shape)) return false;
+  if (op.schema().name() != "aten::index") return true;
+  bool masked = false;
+  each_tensor(stack.back(), [&](const at::Tensor& t) { masked |= t.scalar_type() == at::kBool || t.scalar_type() == at::kByte; });
+  return masked;
+}
 void keep_written(const Touches& touches) {
   for (const auto& touch : touches) if (touch.written) cann().keep(touch);
 }
@@ -236,7 +244,7 @@ void launch(const c10::OperatorHandle& op, c10::Stack* stack) {
     return cann().launched(stream, schema.name(), touches);
   }
   TORCH_CHECK(!op.hasTag(at::Tag::nondeterministic_seeded), "[fake CANN] no captured random operator: ", schema.name());
-  TORCH_CHECK(!op.hasTag(at::Tag::dynamic_output_shape), "[fake CANN] ", schema.name(), " waits for the device within a capture");
+  TORCH_CHECK(!has_dynamic_shape(op, *stack), "[fake CANN] ", schema.name(), " waits for the device within a capture");
   auto captured = std::make_unique<OperatorLaunch>(op);
   captured->name = schema.name();
   captured->touches = std::move(touches);

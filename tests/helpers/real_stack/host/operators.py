@@ -396,6 +396,49 @@ def masked_input_and_mask(
     return (input - begin * own - offset * added) * kept, ~kept
 
 
+# ---- adapters: segments of consecutive tokens, each with the slot of its adapter, -1: none
+
+
+def _segments(slots: Tensor, lengths: Tensor, tokens: int) -> Iterator[tuple[int, slice]]:
+    start = 0
+    for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
+        end = min(start + length, tokens)
+        if slot >= 0 and end > start:
+            yield slot, slice(start, end)
+        start = end
+
+
+@formula("_C_ascend::sgmv_shrink")
+def sgmv_shrink(
+    x: Tensor,
+    weight: Tensor,  # [slots, 1, rank, size]
+    lora_indices: Tensor,
+    seq_len: Tensor,
+    y: Tensor,
+    scale: float,
+) -> None:
+    for slot, rows in _segments(lora_indices, seq_len, len(x)):
+        a = weight[slot].reshape(-1, weight.shape[-1]).float()
+        y[rows] += (x[rows].float() @ a.T * scale).to(y.dtype)
+
+
+@formula("_C_ascend::sgmv_expand")
+def sgmv_expand(
+    x: Tensor,
+    weight: Tensor,  # [slots, 1, size, rank]
+    lora_indices: Tensor,
+    seq_len: Tensor,
+    y: Tensor,
+    slice_offset: int,
+    slice_size: int,
+) -> Tensor:
+    columns = slice(slice_offset, slice_offset + slice_size)
+    for slot, rows in _segments(lora_indices, seq_len, len(x)):
+        b = weight[slot].reshape(-1, weight.shape[-1]).float()
+        y[rows, columns] += (x[rows].float() @ b.T).to(y.dtype)
+    return y
+
+
 # ---- mixtures of experts
 
 

@@ -1,0 +1,123 @@
+"""Captured graphs of the real vllm-ascend and torch_npu: right after every weight update and sleep, and each
+seeded fault is named. COOKBOOK_GRAPHS=all asks for every mode, family and data type.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cookbook_npu.npu.stack.machine import GRAPH_FUNCTIONS, read_graph_functions
+
+METHODS = ("reload_weights", "update_weights", "load_weights")
+more = pytest.mark.skipif(
+    os.environ.get("COOKBOOK_GRAPHS") != "all", reason="set COOKBOOK_GRAPHS=all"
+)
+BFLOAT16 = {
+    "dtype": "bfloat16",
+    "engine_args": {
+        "additional_config": {
+            # the lane has no formulas of its quantized patterns
+            "ascend_compilation_config": {"fuse_norm_quant": False}
+        }
+    },
+}
+ENGINE_FAULTS = {
+    "parameter moved": "model.layers.1.mlp.down_proj.weight moved in a weight update",
+    "audit": "model.layers.1.mlp.down_proj.weight: moved",
+    "parameter laid out anew": "down_proj.weight was laid out anew in a wake-up",
+    "buffer moved": "rotary_emb.cos_sin_cache moved in a wake-up",
+    "cache moved": "cache 0.0 moved in a wake-up",
+    "unmapped under a running copy": "launches that touch it are unfinished; the first: aten::copy_",
+    "replayed while asleep": "asleep, its memory is unmapped",
+    "input moved": "under captured graphs",
+}
+RUNTIME_FAULTS = {
+    "freed": "(aten::add) reads",
+    "waits for nobody": "graph 2 waits for a value that nobody has written",
+    "updated by another operator": "a task group's aten::add is updated by aten::mul",
+    "read by the host within a capture": "item() within a capture",
+}
+
+
+def check(found, tolerance=1e-4):
+    "Every cell: log-probs of a teacher-forced pass, addresses as captured, replays except beyond all sizes"
+    assert found["graphs"] and found["hazards"] == []
+    wrong = {
+        k: v for k, v in found["cells"].items() if v["gap"] > tolerance or v["problems"]
+    }
+    assert wrong == {}
+    replays = {name: cell["replays"] for name, cell in found["cells"].items()}
+    assert {name for name, count in replays.items() if not count} <= {
+        "start, sizes that miss"
+    }
+
+
+def test_graphs_are_right_after_every_update_and_sleep(stack, models):
+    found = stack.job("graphs:matrix", folder=models, faults=True)
+    faults = found.pop("faults")
+    check(found)
+    assert {name.split(",")[0] for name in found["cells"]} == {"start", *METHODS}
+    assert len(found["graphs"]) == 4 and found["updates"] > 100
+    assert "model.layers.0.self_attn.rotary_emb.cos_sin_cache" in found["names"]
+    assert "cache 1.1" in found["names"]
+    # faults that were put in, one at a time
+    assert faults.pop("graphs that are right") == ""
+    missed = {k: v for k, v in faults.items() if ENGINE_FAULTS[k] not in v}
+    assert missed == {} and sorted(faults) == sorted(ENGINE_FAULTS)
+
+
+def test_runtime_names_each_fault(stack):
+    found = stack.job("graphs:runtime_faults")
+    assert {k: v for k, v in found.items() if RUNTIME_FAULTS[k] not in v} == {}
+    assert sorted(found) == sorted(RUNTIME_FAULTS)
+    (race,) = stack.job("graphs:races")
+    assert "uses on another stream, and does not wait for it" in race
+
+
+def blind(stack, folder: Path) -> dict[str, str]:
+    "Variables for a CANN without the functions of `GRAPH_FUNCTIONS`: other names stand in its library"
+    shutil.copytree(
+        Path(stack.variables["ASCEND_HOME_PATH"], "lib"), folder / "lib", symlinks=True
+    )
+    library = folder / "lib" / "libfake_cann.so"
+    code = library.read_bytes()
+    for name in GRAPH_FUNCTIONS:
+        code = code.replace(name.encode() + b"\0", name.encode()[:-1] + b"_\0")
+    library.write_bytes(code)
+    return {"LD_LIBRARY_PATH": f"{folder}/lib"}
+
+
+def test_cann_without_waits_is_found(stack, models, tmp_path):
+    "torch_npu then drops a graph's wait for its sequence lengths without an error"
+    here = Path(stack.variables["ASCEND_HOME_PATH"])
+    assert read_graph_functions(Path("/"), str(here)) == set(GRAPH_FUNCTIONS)
+    variables = blind(stack, tmp_path)
+    assert read_graph_functions(Path("/"), str(tmp_path)) == set()
+    found = stack.job("graphs:without_values", folder=models, env=variables)
+    assert found["wrong"] > 0.05 and "under captured graphs" in found["fault"]
+    assert not found["graphs"] and found["after"] < 1e-4
+
+
+def test_graphs_with_an_adapter(stack, models):
+    found = stack.job("graphs:adapters", folder=models)
+    assert found["cells"].pop("against the adapter before")["gap"] > 0.05
+    check(found)
+    assert found["stack"] in found["names"]
+
+
+@more
+@pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "PIECEWISE"])
+def test_other_modes(stack, models, mode):
+    check(stack.job("graphs:matrix", folder=models, mode=mode))
+
+
+@more
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("qwen3", BFLOAT16), ("qwen3_moe", {}), ("qwen3_moe", BFLOAT16)],
+)
+def test_other_models(stack, models, family, settings):
+    found = stack.job("graphs:matrix", folder=models, family=family, **settings)
+    check(found, 0.03 if settings else 1e-4)
