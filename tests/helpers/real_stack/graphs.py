@@ -435,3 +435,8 @@ def without_values(folder: str) -> dict[str, Any]:
     fault = lane.engine.check_graphs()
     after = lane.gap(lane.paths[1], PAD)
     return {"wrong": wrong, "fault": fault, "graphs": lane.engine.graphs, "after": after}
+
+
+def ranked(rank: int, world_size: int, **settings: Any) -> dict[str, Any]:
+    "The matrix on one of several ranks of an engine"
+    return matrix(tensor_parallel=world_size, **settings)

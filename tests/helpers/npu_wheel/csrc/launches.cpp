@@ -8,6 +8,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <mutex>
 #include <unordered_map>
 
@@ -209,21 +210,62 @@ at::Scalar item(const at::Tensor& self) {
   return call.to_host(self, false).item();
 }
 
-// Operators of add_compute that a capture would lose without a word
+// Kernels that are wrapped here: operators of add_compute, which a capture would lose without a word, and collectives
 constexpr const char* kComputed[] = {
     "_copy_from_and_resize", "convolution_overrideable", "_scaled_dot_product_fused_attention_overrideable", "_thnn_fused_lstm_cell",
     "_thnn_fused_gru_cell"};
+constexpr const char* kCollectives[] = {"allreduce_", "broadcast_", "_allgather_base_", "_reduce_scatter_base_", "alltoall_base_"};
 using Kernel = decltype(std::declval<c10::OperatorHandle>().getComputedKernelForDispatchKey(c10::DispatchKey::CPU));
-std::unordered_map<c10::OperatorName, Kernel>& computed() {
+std::unordered_map<c10::OperatorName, Kernel>& wrapped() {
   static auto* kernels = new std::unordered_map<c10::OperatorName, Kernel>();
   return *kernels;
 }
-void compute(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
+void call(const c10::OperatorHandle& op, c10::Stack* stack) {
+  wrapped().at(op.operator_name()).callBoxed(op, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), stack);
+}
+void compute(const c10::OperatorHandle& op, c10::Stack* stack) {
   const auto stream = current_stream();
   TORCH_CHECK(!records(stream, op.schema().name()), "[fake CANN] a capture cannot record ", op.schema().name());
   const auto touches = touches_of(op, *stack);
-  computed().at(op.operator_name()).callBoxed(op, keys, stack);
+  call(op, stack);
   cann().launched(stream, op.schema().name(), touches);
+}
+
+// A replay meets the other ranks again: gloo takes the CPU tensors as they are.
+struct CollectiveLaunch : Launch {
+  c10::OperatorHandle op;
+  c10::Stack arguments;
+  explicit CollectiveLaunch(const c10::OperatorHandle& o) : op(o) {}
+  void run() override {
+    c10::Stack stack = arguments;
+    call(op, &stack);
+    stack.back().toCustomClass<c10d::Work>()->wait();
+  }
+};
+void communicate(const c10::OperatorHandle& op, c10::Stack* stack) {
+  const auto stream = current_stream();
+  const bool recording = records(stream, op.schema().name());
+  auto touches = touches_of(op, *stack);
+  for (auto& touch : touches) touch.written = true;  // their schemas do not say
+  if (!recording) {
+    call(op, stack);
+    return cann().launched(stream, op.schema().name(), touches);
+  }
+  auto captured = std::make_unique<CollectiveLaunch>(op);
+  captured->name = op.schema().name();
+  captured->touches = touches;
+  keep_written(touches);
+  Aliases aliases;
+  for (size_t i = stack->size() - op.schema().arguments().size(); i < stack->size(); ++i)
+    captured->arguments.push_back(over((*stack)[i], aliases));
+  call(op, stack);
+  cann().record(std::move(captured));
+}
+template <void (*function)(const c10::OperatorHandle&, c10::Stack*)>
+void wrap(torch::Library& library, const char* space, const char* name) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow((std::string(space) + "::" + name).c_str(), "");
+  wrapped().emplace(op.operator_name(), op.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1));
+  library.impl(name, torch::CppFunction::makeFromBoxedFunction<function>());
 }
 
 using PythonTouches = std::vector<std::tuple<uintptr_t, size_t, bool, bool>>;
@@ -266,11 +308,9 @@ void add_recorded(torch::Library& library) {
   library.impl("copy_", copy_);
   library.impl("_copy_from", copy_from);
   library.impl("_local_scalar_dense", item);
-  for (const auto* name : kComputed) {
-    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("aten::") + name).c_str(), "");
-    computed().emplace(op.operator_name(), op.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1));
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&compute>());
-  }
+  for (const auto* name : kComputed) wrap<&compute>(library, "aten", name);
+  static torch::Library c10d(torch::Library::IMPL, "c10d", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  for (const auto* name : kCollectives) wrap<&communicate>(c10d, "c10d", name);
 }
 
 void add_launches(py::module_& module) {

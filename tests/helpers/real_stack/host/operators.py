@@ -365,6 +365,28 @@ def top_k_top_p(logits: Tensor, p: Tensor | None = None, k: Tensor | None = None
     return torch.empty_like(logits).scatter_(-1, places, ordered)
 
 
+@formula("npu::npu_dynamic_quant")
+def dynamic_quant(input: Tensor) -> tuple[Tensor, Tensor]:
+    "Computed while vllm-ascend registers patterns of its compiler, in bfloat16"
+    scale = input.float().abs().amax(-1) / 127
+    return (input / scale[..., None]).round().to(torch.int8), scale
+
+
+@formula("npu::npu_quantize")
+def quantize(
+    input: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    dtype: int,
+    axis: int = 1,
+    div_mode: bool = True,
+) -> Tensor:
+    "As above"
+    scaled = input / scales if div_mode else input * scales
+    offset = 0 if zero_points is None else zero_points
+    return (scaled + offset).round().clamp(-128, 127).to(torch.int8)
+
+
 @formula("atb::_npu_matmul_add_fp32")
 def matmul_add_fp32(x: Tensor, weight: Tensor, C: Tensor) -> None:
     C.add_(x.float().T @ weight.float())
