@@ -431,7 +431,7 @@ def planned_communicator_bytes(config: RunConfig, role: Role) -> int:
 
 # %% ../../nbs/plan/01_memory.ipynb #537c5c12
 # the tests replay their graphs after every weight update and sleep, on the real vllm-ascend over host memory
-GRAPH_FAMILIES = ("qwen3", "qwen3_moe")
+GRAPH_FAMILIES = ("qwen3", "qwen3_moe", "qwen3_vl")
 
 
 def graph_mode(config: RunConfig) -> tuple[str, str]:

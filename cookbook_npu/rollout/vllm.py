@@ -6,11 +6,11 @@
 __all__ = ['VllmBuild', 'VLLM_ENVIRONMENT', 'VLLM_CPU_ENVIRONMENT', 'TORCH_COMPANIONS', 'UNLOADED', 'OPTIONAL_SETTINGS',
            'CPU_CACHE_BYTES', 'GREEDY_PROMPTS', 'GREEDY_TOKENS', 'GRAPH_TOLERANCE', 'missing_reason', 'has_cpu_vllm',
            'vllm_build', 'prepare_environment', 'check_companions', 'check_torchvision', 'check_experts_on_cpu',
-           'folder_shapes', 'tied_names', 'choose_weight_update_method', 'check_logprobs_mode', 'check_layouts',
-           'VllmWeights', 'register_unloaded', 'media_limits', 'capture_sizes', 'graph_arguments', 'run_arguments',
-           'llm_arguments', 'engine_settings', 'VllmImages', 'vllm_sampling', 'VllmRequests', 'remove_shared_memory',
-           'name_shared_memory', 'prepare_process', 'ImportedVllm', 'import_vllm', 'read_folder', 'VllmEngine',
-           'graph_fault', 'VllmAdapterEngine']
+           'folder_shapes', 'tied_names', 'choose_weight_update_method', 'check_nz_mode', 'check_logprobs_mode',
+           'check_layouts', 'VllmWeights', 'register_unloaded', 'media_limits', 'capture_sizes', 'graph_arguments',
+           'run_arguments', 'llm_arguments', 'engine_settings', 'VllmImages', 'vllm_sampling', 'VllmRequests',
+           'remove_shared_memory', 'name_shared_memory', 'prepare_process', 'ImportedVllm', 'import_vllm',
+           'read_folder', 'VllmEngine', 'graph_fault', 'VllmAdapterEngine']
 
 # %% ../../nbs/rollout/03_vllm.ipynb #d4bdb41a
 import functools
@@ -61,6 +61,7 @@ from ..npu.shims import vllm_weights
 from ..npu.shims.memory_saver import expandable_segments
 from ..npu.shims.torchvision_ops import inspect_in_process, install_finder
 from ..npu.shims.vllm_ascend import (
+    NZ_ENV,
     drop_unused_packs,
     enter_engine,
     enter_rollout,
@@ -246,6 +247,23 @@ def _sampler_mode(worker: Any) -> str | None:
         if mode != "processed_logprobs":
             return mode
     return "processed_logprobs"
+
+
+def _nz_mode(worker: Any) -> int:
+    "Return whether vllm-ascend keeps matrices in the NPU's tiled format; 0: plain"
+    config = importlib.import_module("vllm_ascend.ascend_config").get_ascend_config()
+    variables = importlib.import_module("vllm_ascend.envs")
+    return int(getattr(config, "weight_nz_mode", getattr(variables, NZ_ENV, 0)))
+
+
+def check_nz_mode(mode: int) -> None:
+    "Raise `EngineError` for weights in the NZ format, over which an update writes plain rows"
+    if mode:
+        raise EngineError(
+            f"vllm-ascend keeps weights in the NZ format (weight_nz_mode {mode}), and a weight "
+            "update writes plain rows",
+            "Set rollout.engine_args to {'additional_config': {'weight_nz_mode': 0}}.",
+        )
 
 
 def check_logprobs_mode(mode: str | None) -> None:
@@ -758,6 +776,8 @@ class VllmEngine(Engine):
         self.llm: Any = vllm.LLM(**engine_settings(arguments, vllm.known))
         VllmEngine.is_open = True
         check_logprobs_mode(self.llm.collective_rpc(_sampler_mode)[0])
+        if self.platform == "npu":
+            check_nz_mode(self.llm.collective_rpc(_nz_mode)[0])
         self.layouts = self._layouts()
         if self.platform == "cpu":
             self.llm.collective_rpc(_drop_unused_packs)

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from test_engine import TWO_ENGINES, suite
 
 from cookbook_npu.npu.stack.machine import GRAPH_FUNCTIONS, read_graph_functions
 
@@ -40,9 +41,8 @@ def check(found, tolerance=1e-4):
     }
     assert wrong == {}
     replays = {name: cell["replays"] for name, cell in found["cells"].items()}
-    assert {name for name, count in replays.items() if not count} <= {
-        "start, sizes that miss"
-    }
+    eager = {name for name, count in replays.items() if not count}
+    assert eager <= {"start, sizes that miss", "eager after the fault"}
 
 
 def test_graphs_are_right_after_every_update_and_sleep(stack, models):
@@ -105,11 +105,23 @@ def test_other_modes(stack, models, mode):
 
 
 @more
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "qwen3_vl"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_other_models(stack, models, family, dtype):
     found = stack.job("graphs:matrix", folder=models, family=family, dtype=dtype)
     check(found, 0.03 if dtype == "bfloat16" else 1e-4)
+
+
+@more
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl"])
+def test_engine_keeps_every_promise_with_graphs(stack, models, family):
+    from conformance import IMAGE_CHECKS
+
+    checks = [check.__name__ for check in IMAGE_CHECKS] if family == "qwen3_vl" else suite()
+    checks = [name for name in checks if name not in TWO_ENGINES]
+    settings = {"family": family, "checks": checks, "graphs": "FULL_DECODE_ONLY"}
+    found = stack.job("conformance", folder=models, **settings)
+    assert {name: error for name, error in found.items() if error} == {} and found
 
 
 @more

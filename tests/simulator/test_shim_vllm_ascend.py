@@ -134,14 +134,23 @@ test_shim = each(
             child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
             return child.stdout.strip() == "[]"
     """),
-    ("vllm_ascend.nz_weights", "check() returned False", FAKE + """
-    fake("vllm_ascend.envs")
-    def from_environment(name):  # as vllm-ascend reads it
-        return int(os.getenv(name, 1))
-    sys.modules["vllm_ascend.envs"].__getattr__ = from_environment
+    # as vllm-ascend up to 0.23 reads it, and a later release, which does not
+    ("vllm_ascend.nz_weights", "check() returned False", """
+    import importlib, os, sys, tempfile
+    from pathlib import Path
+    from cookbook_npu.npu.shims import vllm_ascend as shims
+    package = Path(tempfile.mkdtemp(), "vllm_ascend")
+    package.mkdir()
+    (package / "__init__.py").touch()
+    envs = package / "envs.py"
+    sys.path.insert(0, str(package.parent))
+    envs.write_text("OTHER = 1")
+    assert registry.apply("vllm_ascend.nz_weights").state == "not needed"
+    read = "os.getenv('VLLM_ASCEND_ENABLE_NZ', 1)"
+    envs.write_text(f"import os\\ndef __getattr__(name):\\n    return int({read})")
     assert registry.apply("vllm_ascend.nz_weights").state == "applied"
     def check():
-        return sys.modules["vllm_ascend.envs"].VLLM_ASCEND_ENABLE_NZ == 0
+        return importlib.import_module("vllm_ascend.envs").VLLM_ASCEND_ENABLE_NZ == 0
     """),
     ("vllm.processed_logprobs", "check() returned False", ARGS + """
     assert registry.apply("vllm.processed_logprobs").state == "applied"

@@ -105,6 +105,11 @@ class NzWeightsShim(Shim):
 
     def needed(self) -> tuple[bool, str]:
         value = os.environ.get(NZ_ENV)
+        if not self.is_read():
+            return (
+                False,
+                f"this vllm-ascend does not read {NZ_ENV}; the engine's mode is checked",
+            )
         if value is None:
             return True, f"{NZ_ENV} is unset, which means 1"
         if value != "0":
@@ -114,8 +119,18 @@ class NzWeightsShim(Shim):
             )
         return False, f"{NZ_ENV} is {value}"
 
+    def is_read(self) -> bool:
+        "Return whether the release reads the variable: later ones have `weight_nz_mode` alone"
+        spec = importlib.util.find_spec("vllm_ascend")
+        folders = (spec and spec.submodule_search_locations) or []
+        files = [Path(folder, "envs.py") for folder in folders]
+        return any(NZ_ENV in file.read_text() for file in files if file.is_file())
+
     def install(self, patch: MonkeyPatch) -> None:
         patch.setitem(os.environ, NZ_ENV, "0")
+
+    def verify(self) -> bool:
+        return self.is_read() and os.environ.get(NZ_ENV) == "0"
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #10c31ecc
 _PROCESSED = "processed_logprobs"

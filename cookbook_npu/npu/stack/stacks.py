@@ -341,6 +341,7 @@ class Package:
     path: str | None = None  # folder of an editable installation
     # names of its compiled modules, of the packages in `WITH_EXTENSIONS`
     extensions: tuple[str, ...] | None = None
+    nz_variable: bool | None = None  # vllm-ascend: whether it reads VLLM_ASCEND_ENABLE_NZ
 
 
 WITH_EXTENSIONS = ("vllm-ascend",)  # source builds may lack the compiled module
@@ -369,7 +370,14 @@ def _package(dist: metadata.Distribution, with_extensions: bool) -> Package:
         return Package(dist.version, commit, folder)
     files = list(Path(folder).glob("*/*.so")) if folder else dist.files or []
     modules = sorted(f.name.partition(".")[0] for f in files if f.suffix == ".so")
-    return Package(dist.version, commit, folder, tuple(modules))
+    envs = Path(folder, "vllm_ascend/envs.py") if folder else None
+    for file in dist.files or []:
+        if str(file) == "vllm_ascend/envs.py":
+            envs = Path(str(file.locate()))
+    nz = None
+    if envs and envs.is_file():
+        nz = "VLLM_ASCEND_ENABLE_NZ" in envs.read_text(encoding="utf-8")
+    return Package(dist.version, commit, folder, tuple(modules), nz)
 
 # %% ../../../nbs/npu/stack/00_stacks.ipynb #6f4bc2dc
 def installed_packages(path: Iterable[str] | None = None) -> dict[str, Package]:

@@ -58,7 +58,11 @@ def tiny(folder: str, family: str = "qwen3", seeds: int = 2) -> list[str]:
 
 
 def conformance(
-    folder: str, family: str, checks: list[str], dtype: str = "float32"
+    folder: str,
+    family: str,
+    checks: list[str],
+    dtype: str = "float32",
+    graphs: str = "off",
 ) -> dict[str, str]:
     "Check of the suite -> '' where the engine passes, else what it did"
     from conformance import ENGINE_CHECKS, IMAGE_CHECKS, Case
@@ -66,8 +70,10 @@ def conformance(
     from cookbook_npu.rollout.vllm import VllmEngine
 
     def build(path: Any, **changes: Any) -> VllmEngine:
-        settings: dict[str, Any] = {"dtype": dtype, "max_tokens": 64}
+        settings: dict[str, Any] = {"dtype": dtype, "max_tokens": 64, "graphs": graphs}
         settings |= {"kv_cache_bytes": 8 << 20, "engine_args": ENGINE_ARGS}
+        if graphs != "off":
+            settings["engine_args"] = {**ENGINE_ARGS, "max_num_seqs": 8}
         return VllmEngine(path, **{**settings, **changes})
 
     paths = [Path(folder, f"{family}{seed}") for seed in (0, 1)]

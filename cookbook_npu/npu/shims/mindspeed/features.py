@@ -316,7 +316,7 @@ class ArgumentConflictsShim(Shim):
 
     name = "mindspeed.argument_conflicts"
     target = "mindspeed.features_manager.features_manager.MindSpeedFeaturesManager.register_features_args"
-    link = "https://github.com/redai-infra/Relax/pull/36"
+    link = "https://github.com/redai-studio/Relax/pull/36"
     phase = "after_megatron"
     parameters = "parser"
     missing = without_mindspeed("features_manager.features_manager")
