@@ -903,7 +903,8 @@ class VllmEngine(Engine):
                 self.llm.collective_rpc(vllm_layers.replay_graphs, args=(on,))
                 responses.append(self._greedy())
             self._tried = True
-            fault = graph_fault(*responses, GRAPH_TOLERANCE.get(self.dtype, 0.05))
+            eager, graphs = responses
+            fault = graph_fault(eager, graphs, GRAPH_TOLERANCE.get(self.dtype, 0.05))
             if fault:
                 self.llm.collective_rpc(vllm_layers.replay_graphs, args=(False,))
                 self.graphs, self.layouts = False, {}
