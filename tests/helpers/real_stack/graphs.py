@@ -4,6 +4,7 @@ updates weights or sleeps. Jobs for `Stack.job("graphs:NAME")`.
 
 import bisect
 import gc
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from conformance import folder_weights, teacher_forced
 from torch._subclasses.fake_tensor import FakeTensor
 
+from cookbook_npu.rollout import vllm_layers
 from real_stack.jobs import ENGINE_ARGS
 
 METHODS = ("reload_weights", "update_weights", "load_weights")
@@ -23,30 +25,18 @@ HIT, PAD, MISS = 1, 3, 6  # prompts of two samples each
 
 def graphs() -> list[dict[str, Any]]:
     "Graphs that are alive: their launches, and how often they were replayed and updated"
-    import npu_wheel_bridge
-
-    return [json.loads(text) for text in npu_wheel_bridge.graphs()]
+    return [json.loads(text) for text in bridge().graphs()]
 
 
 def replays() -> int:
     return sum(graph["replays"] for graph in graphs())
 
 
-def hazards() -> list[str]:
-    "What the ledger of unfinished launches has reported"
-    import npu_wheel_bridge
-
-    return npu_wheel_bridge.reports()
+def bridge() -> Any:
+    return importlib.import_module("npu_wheel_bridge")
 
 
 # ---- whose memory
-
-
-def owners(worker: Any) -> dict[str, torch.Tensor]:
-    "Parameters, buffers, adapters and caches of an engine by name"
-    from cookbook_npu.rollout.vllm_layers import engine_tensors
-
-    return {k: t for k, t in engine_tensors(worker).items() if t.device.type == "npu"}
 
 
 Span = tuple[int, int, str]  # start, end, name
@@ -58,23 +48,13 @@ def inside(spans: list[Span], at: int) -> str | None:
     return spans[i][2] if i >= 0 and spans[i][0] <= at < spans[i][1] else None
 
 
-def extent(x: torch.Tensor) -> int:
-    "Bytes between the first and the last element"
-    last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-    return (last + 1) * x.element_size() if x.numel() else 0
-
-
 def living() -> list[Span]:
     "Storages of every tensor that Python can reach"
     gc.unfreeze()  # the engine froze what it had imported, tensors too
     found: dict[int, int] = {}
     for x in gc.get_objects():
-        kind = type(x)
-        if (
-            issubclass(kind, torch.Tensor)
-            and kind is not FakeTensor
-            and x.device.type == "npu"
-        ):
+        is_real = issubclass(type(x), torch.Tensor) and type(x) is not FakeTensor
+        if is_real and x.device.type == "npu":
             storage = x.untyped_storage()
             start = storage.data_ptr()
             found[start] = max(found.get(start, 0), storage.nbytes())
@@ -94,20 +74,17 @@ def pool() -> list[Span]:
     )
 
 
-def layout(x: torch.Tensor) -> tuple:
-    return x.data_ptr(), tuple(x.shape), x.stride()
-
-
 class Audit:
     "What the graphs read from outside of their pool, by owner, and whether it is still there"
 
     def __init__(self, worker: Any):
+        from launches import touch
+
         self.worker = worker
-        first = owners(worker)
-        self.first = {name: layout(x) for name, x in first.items()}
-        spans = sorted(
-            (x.data_ptr(), x.data_ptr() + extent(x), n) for n, x in first.items()
-        )
+        self.first = vllm_layers.worker_layouts(worker)
+        tensors = vllm_layers.engine_tensors(worker).items()
+        touches = ((name, *touch(x, False)) for name, x in tensors)
+        spans = sorted((at, at + size, name) for name, at, size, *_ in touches if size)
         own = pool()
         self.reads: dict[int, tuple[int, str, str | None]] = {}  # bytes, where, owner
         for graph in graphs():
@@ -120,17 +97,13 @@ class Audit:
 
     def problems(self) -> list[str]:
         "Tensors of which the graphs have another address, shape or stride; memory without an owner"
-        import npu_wheel_bridge
-
-        now, spans, found = owners(self.worker), living(), []
+        now, spans, found = vllm_layers.worker_layouts(self.worker), living(), []
         for name in sorted(self.names):
-            if name not in now:
-                found.append(f"{name}: is gone")
-            elif layout(now[name]) != self.first[name]:
-                moved = now[name].data_ptr() != self.first[name][0]
+            if now.get(name) != self.first[name]:
+                moved = name not in now or now[name][0] != self.first[name][0]
                 found.append(f"{name}: {'moved' if moved else 'laid out anew'}")
         for at, (size, where, owner) in self.reads.items():
-            if state := npu_wheel_bridge.memory(at, size):
+            if state := bridge().memory(at, size):
                 found.append(f"{owner or hex(at)}: {state}: {where}")
             elif not owner and not inside(spans, at):
                 found.append(f"{hex(at)}: belongs to no tensor any more: {where}")
@@ -153,10 +126,8 @@ class Lane:
         from cookbook_npu.rollout.vllm import VllmEngine
 
         self.paths = [Path(folder, f"{family}{seed}") for seed in (0, 1)]
-        args = ENGINE_ARGS | settings.pop("engine_args", {})
-        args |= {
-            "compilation_config": {"cudagraph_mode": mode, "cudagraph_capture_sizes": SIZES}
-        }
+        compilation = {"cudagraph_capture_sizes": SIZES}
+        args = {**ENGINE_ARGS, "compilation_config": compilation}
         common = {"dtype": "float32", "max_tokens": 64, "kv_cache_bytes": 8 << 20}
         self.engine = VllmEngine(
             self.paths[0], graphs=mode, engine_args=args, **(common | settings)
@@ -172,24 +143,22 @@ class Lane:
         weights = folder_weights(self.paths[which])
         self.engine.update_weights(self.engine.version + 1, weights.items())
 
-    def gap(self, path: Path, *counts: int) -> float:
+    def gap(self, path: Path, count: int = PAD) -> float:
         "Largest difference to a teacher-forced pass at temperature 0.7"
         from cookbook_npu.config import SamplingConfig
         from cookbook_npu.rollout.engine import SamplingParams, text_requests
 
         sampling = SamplingParams.of(SamplingConfig(max_response_tokens=6, temperature=0.7))
-        worst = 0.0
-        for count in counts:
-            requests = text_requests(PROMPTS[:count], 2, 0, self.engine.tokenizer)
-            for s in self.engine.generate(requests, sampling):
-                gap = teacher_forced(path, s, 0.7) - torch.tensor(s.logprobs)
-                worst = max(worst, gap.abs().max().item())
-        return worst
+        requests = text_requests(PROMPTS[:count], 2, 0, self.engine.tokenizer)
+        return max(
+            (teacher_forced(path, s, 0.7) - torch.tensor(s.logprobs)).abs().max().item()
+            for s in self.engine.generate(requests, sampling)
+        )
 
-    def cell(self, name: str, which: int, *counts: int) -> None:
+    def cell(self, name: str, which: int, count: int = PAD) -> None:
         before = replays()
         self.cells[name] = {
-            "gap": self.gap(self.paths[which], *(counts or (PAD,))),
+            "gap": self.gap(self.paths[which], count),
             "replays": replays() - before,
             "problems": self.audit.problems(),
         }
@@ -200,7 +169,7 @@ class Lane:
             "graphs": [len(g["launches"]) for g in graphs()],
             "updates": sum(g["updates"] for g in graphs()),
             "names": sorted(self.audit.names),
-            "hazards": hazards(),
+            "hazards": bridge().reports(),
         }
 
 
@@ -250,7 +219,7 @@ def adapters(folder: str, slots: int = 1) -> dict[str, Any]:
         lane.cell(f"adapter, awake, {turn}", turn + 1)
         _nap(lane.engine)
         lane.cell(f"adapter, sleep 1, {turn}", turn + 1)
-    lane.cells["against the adapter before"] = {"gap": lane.gap(lane.paths[2], PAD)}
+    lane.cells["against the adapter before"] = {"gap": lane.gap(lane.paths[2])}
     stack = next(n for n in lane.audit.first if "lora_a_stacked" in n)
     return lane.result() | {"stack": stack}
 
@@ -290,7 +259,7 @@ def _nap(engine: Any) -> None:
         engine._resident = {"weights", "kv_cache"}
 
 
-def _moved(lane: Lane, owner: Any, name: str, value: Any, notice: Any) -> str:
+def _moved(owner: Any, name: str, value: Any, notice: Any) -> str:
     "What notices that an attribute has another value; it has its old one afterwards"
     kept = getattr(owner, name)
     setattr(owner, name, value)
@@ -317,21 +286,21 @@ def engine_faults(lane: Lane) -> dict[str, str]:
         _nap(engine)
 
     moved = weight.data.clone()
-    found["parameter moved"] = _moved(lane, weight, "data", moved, lambda: lane.update(1))
-    found["audit"] = _moved(
-        lane, weight, "data", moved, lambda: _raise(lane.audit.problems())
-    )
+    found["parameter moved"] = _moved(weight, "data", moved, lambda: lane.update(1))
+    kept, weight.data = weight.data, moved
+    found["audit"] = "; ".join(lane.audit.problems())
+    weight.data = kept
     lane.update(0)
-    found["parameter laid out anew"] = _moved(lane, weight, "data", weight.data.T, nap)
+    found["parameter laid out anew"] = _moved(weight, "data", weight.data.T, nap)
     table = rotary.cos_sin_cache.clone()
-    found["buffer moved"] = _moved(lane, rotary, "cos_sin_cache", table, nap)
+    found["buffer moved"] = _moved(rotary, "cos_sin_cache", table, nap)
     other = [(caches[0][0].clone(), caches[0][1]), *caches[1:]]
-    found["cache moved"] = _moved(lane, runner, "kv_caches", other, nap)
+    found["cache moved"] = _moved(runner, "kv_caches", other, nap)
     never = SimpleNamespace(synchronize=lambda: None)
     with mock.patch.object(vllm_ascend, "accelerator", lambda: never):
         lane.update(1)
         nap()
-    found["unmapped under a running copy"] = " ".join(hazards())
+    found["unmapped under a running copy"] = " ".join(bridge().reports())
     entries = [
         entry.aclgraph
         for wrapper in list(_acl_graph_wrappers)
@@ -348,11 +317,6 @@ def engine_faults(lane: Lane) -> dict[str, str]:
     found["input moved"] = engine.check_graphs()
     lane.cell("eager after the fault", 0)
     return found
-
-
-def _raise(problems: list[str]) -> None:
-    if problems:
-        raise ValueError("; ".join(problems))
 
 
 def runtime_faults() -> dict[str, str]:
@@ -422,18 +386,18 @@ def races() -> list[str]:
     side.wait_stream(torch.npu.current_stream())
     with torch.npu.stream(side):
         y.add_(1)
-    assert not hazards()
+    assert not bridge().reports()
     y.add_(1)
-    return hazards()
+    return bridge().reports()
 
 
 def without_values(folder: str) -> dict[str, Any]:
     "An engine on a CANN without `aclrtValueWait`"
     lane = Lane(folder)
     lane.update(1)
-    wrong = lane.gap(lane.paths[1], PAD)
+    wrong = lane.gap(lane.paths[1])
     fault = lane.engine.check_graphs()
-    after = lane.gap(lane.paths[1], PAD)
+    after = lane.gap(lane.paths[1])
     return {"wrong": wrong, "fault": fault, "graphs": lane.engine.graphs, "after": after}
 
 
