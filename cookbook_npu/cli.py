@@ -49,7 +49,6 @@ from .config import (
 from .errors import (
     ConfigError,
     CookbookError,
-    DataError,
     MissingError,
     NothingLearned,
     nearest,
@@ -1225,40 +1224,6 @@ def _compare(
                 typer.echo(f"page: {page}", err=as_json)
             return
     raise typer.Exit(show_comparison(compared(runs, against), as_json, page))
-
-# %% ../nbs/99_cli.ipynb #7d0ed192
-@app.command(
-    "rerun",
-    rich_help_panel=_AFTER,
-    epilog="Example: cookbook-npu rerun runs/NAME --dry-run",
-)
-def _rerun(
-    run: Annotated[Path, Argument(help="Folder of a complete run.", **_OF_RUN)],
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Only print what would run, and what changed.")
-    ] = False,
-    changed_data: Annotated[
-        bool, Option("--changed-data", help="Run even if the data changed.")
-    ] = False,
-) -> None:
-    "Repeat a run with the same recipe, parameters, seeds and data, and compare the two."
-    from .runs.compare import prepare_rerun, rerun_text
-
-    rerun = prepare_rerun(run)
-    typer.echo(fit(rerun_text(rerun)))
-    if dry_run:
-        return
-    if rerun.data and not changed_data:
-        raise DataError("; ".join(rerun.data), "Restore the data, or give --changed-data.")
-    notebook = find_notebook(rerun.config.recipe)
-    parameters = dict(rerun.parameters)
-    folder = name_run(notebook, parameters)
-    check_machine(resolve_run(notebook, parameters))
-    began = time.monotonic()
-    execute(notebook, parameters, folder, rerun.config.num_steps)
-    print_result(folder, time.monotonic() - began)
-    typer.echo("")
-    raise typer.Exit(show_comparison(compared([rerun.path, folder], None), False, None))
 
 # %% ../nbs/99_cli.ipynb #394cd618
 def job_words(*words: str | Path) -> list[str]:

@@ -84,6 +84,7 @@ REMOVED_COMMANDS: dict[str, str] = {
     "chat": "Use cookbook-npu export RUN, then transformers serve and "
     "transformers chat FOLDER, or vllm serve FOLDER and vllm chat.",
     "evidence": "Send `cookbook-npu doctor --bundle FILE.zip --run RUN`.",
+    "rerun": "Repeat the run with the command in its report, then: cookbook-npu compare A B.",
     "schedule": "Run two short runs, and compare their time/step: cookbook-npu compare A B.",
 }
 # command and option -> what to use instead

@@ -6,8 +6,7 @@
 __all__ = ['RuleKind', 'RULES', 'LAST_STEPS', 'Points', 'Difference', 'Rule', 'rule_of', 'MetricComparison', 'measure_metric',
            'compare_metric', 'machine_pace', 'compare_metrics', 'RunComparison', 'config_differences',
            'stack_differences', 'why_not_bitwise', 'complete_run', 'compare_runs', 'compare_expected',
-           'comparison_text', 'render_comparison', 'write_comparison', 'changed_data', 'Rerun', 'prepare_rerun',
-           'rerun_text']
+           'comparison_text', 'render_comparison', 'write_comparison']
 
 # %% ../../nbs/runs/10_compare.ipynb #55d8c440
 import math
@@ -18,14 +17,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..config import RunConfig, find_run, key_table
+from ..config import RunConfig, key_table
 from ..errors import DataError
-from ..recipes import parameters_of, run_command
 from ..runs.folder import (
     IMAGES_OF,
     RunFolder,
-    input_checksums,
-    stack_record,
     write_output,
 )
 from ..runs.metrics import (
@@ -38,7 +34,7 @@ from ..runs.metrics import (
 )
 from .plots import compared_figures, render_page
 from .report import check_expected, expected_numbers
-from ..stop import refuse_tenant, resume_hint
+from ..stop import resume_hint
 from ..terminal import counted, html_table
 
 # %% ../../nbs/runs/10_compare.ipynb #7bd0d20c
@@ -507,59 +503,3 @@ def write_comparison(result: RunComparison, file: Path) -> None:
     a = load_metrics(result.a)
     b = load_metrics(result.b) if Path(result.b).is_dir() else {}
     write_output(file, render_comparison(result, a, b))
-
-# %% ../../nbs/runs/10_compare.ipynb #8d78e153
-def changed_data(config: RunConfig, recorded: Mapping[str, str] | None) -> list[str]:
-    "Return what changed in the data of a run, as text; raises `DataError` for a missing file"
-    try:
-        present = input_checksums(config)
-    except FileNotFoundError as error:
-        what = f"data of the run is missing: {error.filename}"
-        raise DataError(what, "Restore it.") from None
-    recorded = recorded or {}
-    changes = [
-        f"{path} changed since the run"
-        for path, checksum in recorded.items()
-        if present.get(path) != checksum
-    ]
-    unknown = [path for path in present if path not in recorded]
-    return changes + [f"{path}: the run recorded no checksum" for path in unknown]
-
-# %% ../../nbs/runs/10_compare.ipynb #8c7a5922
-@dataclass(frozen=True)
-class Rerun:
-    "A finished run and what changed since"
-
-    path: Path  # its folder
-    config: RunConfig
-    parameters: dict[str, Any]  # of its recipe, for a new folder next to the old one
-    stack: Sequence[Difference]  # code, packages, machine: name, then, now
-    data: Sequence[str]  # changes, as text
-
-
-def prepare_rerun(path: Path | str) -> Rerun:
-    "Check a run folder before it is repeated; raises `DataError` when it is not complete"
-    refuse_tenant(find_run(path))
-    run, config, _ = complete_run(path)
-    parameters = parameters_of(config)
-    overrides = parameters["overrides"]
-    for key in ("output.name", "output.resume", "output.restart"):
-        overrides.pop(key, None)
-    overrides["output.root"] = str(run.path.parent)
-    before = run.stack()
-    # data is checked separately
-    now = stack_record(before.get("device", {}), data=before.get("data"))
-    changed = stack_differences(before, now) if before else []
-    data = changed_data(config, before.get("data"))
-    return Rerun(run.path, config, parameters, changed, data)
-
-
-def rerun_text(rerun: Rerun) -> str:
-    "Format the command of a rerun and what has changed"
-    lines = [f"rerun of {rerun.path}", f"  {run_command(rerun.config)}"]
-    for what, then, now in rerun.stack:
-        lines.append(f"  {what}: {then or 'none'} then, {now or 'none'} now")
-    lines += [f"  data: {words}" for words in rerun.data]
-    if len(lines) == 2:
-        lines.append("  code, packages, machine and data are unchanged")
-    return "\n".join(lines)

@@ -94,7 +94,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "resume": {"from contextlib": LAB, "for row in": LAB, "opened.close": LAB},
     "schedule": {
         "cookbook-npu run": CRON,
-        "cookbook-npu rerun": "recipes/test_recipe.py::test_a_rerun_repeats_bitwise_and_says_so",
         "chmod": "makes its script executable",
         "systemctl": SERVICE,
         "loginctl": SERVICE,
@@ -150,7 +149,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "export": "names the reader's network",
         "mkdir -p ~/.ray": "copies a file from another machine",
         "ray ": NPU,
-        "cookbook-npu rerun": NPU,
         "cookbook-npu launch ID --resume": NPU,
         "cookbook-npu launch qwen3_4b_colocate -f parameters.json": NPU,
         "cookbook-npu launch qwen3_4b_colocate -p model": NPU,
@@ -188,7 +186,7 @@ def text_of(page: Path) -> str:
 
 def is_run(line: str) -> bool:
     "Whether a command starts a run"
-    return bool(re.match(r"cookbook-npu (run|launch|rerun|eval|export)\b", line))
+    return bool(re.match(r"cookbook-npu (run|launch|eval|export)\b", line))
 
 
 def steps(page: Path) -> list[tuple[str, str]]:

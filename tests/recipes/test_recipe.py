@@ -152,27 +152,13 @@ def test_the_report_says_simulated_and_lists_every_shim(folder):
     assert all(name in page for name in states)
 
 
-def test_a_rerun_repeats_bitwise_and_says_so(folder):
-    "The command compares for itself; the files are looked at here, too"
-    done = command("rerun", str(folder), env=preloaded())
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    (again,) = [p.parent for p in folder.parent.glob("*/report.html") if p.parent != folder]
-
-    def steady(rows):
-        return [
-            {
-                k: v
-                for k, v in r.items()
-                if not k.startswith(("time/", "perf/")) and "per_s" not in k
-            }
-            for r in rows
-        ]
-
-    assert steady(records(again)) == steady(records(folder))
+def test_a_second_run_repeats_bitwise(folder, tmp_path):
+    again = tiny_run(tmp_path, env=preloaded())
+    done = command("compare", str(folder), str(again))
+    assert done.returncode == 0, done.stdout + done.stderr
     for name in ("step_000000.jsonl", "step_000001.jsonl"):
-        assert (again / "samples" / name).read_bytes() == (
-            folder / "samples" / name
-        ).read_bytes()
+        here, there = (run / "samples" / name for run in (again, folder))
+        assert here.read_bytes() == there.read_bytes()
 
 
 def run_without_notebook(root: Path, recipe: str, **overrides: object) -> Path:

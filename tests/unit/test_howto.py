@@ -127,7 +127,6 @@ CODES = {
     "compare runs/A runs/B": 1,
     "compare runs/A runs/B --html both.html": 1,
     "compare runs/A --against expected": 2,  # two steps say nothing of its curve
-    "rerun runs/A": 1,  # the numbers of the record are made up
     "doctor --bundle report.zip --run runs/A": 1,  # of a machine that the record leaves out
 }
 

@@ -184,7 +184,6 @@ ONE = "runs/one/tenants/addition"
             "has 1 of 2 steps: only complete runs are compared. folder",
         ),
         (f"run --resume {ONE}", 2, "addition is a tenant of a run. Give the run: "),
-        (f"rerun {ONE}", 2, "addition is a tenant of a run. Give the run: "),
         ("run --resume runs/one", 2, "addition has 1 steps and no good checkpoint: "),
     ],
 )
