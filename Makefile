@@ -69,7 +69,7 @@ test: $(VENV)/.test ## style and the fast tests, about ten minutes; prints what 
 test-docs: $(VENV)/.test ## the lane of the pages: prose, site, links, blocks, Chinese
 	$(BIN)/python tests/helpers/opt_in.py docs
 
-test-all: test ## and every lane that `make test` leaves out, hours; says what was skipped and why (LANES='upstream job-server')
+test-all: test ## and every lane that `make test` leaves out, hours; says what was skipped and why (LANES='upstream random-kills')
 	$(BIN)/python tests/helpers/opt_in.py $(LANES)
 
 test-npu-wheel: $(VENV)/.test ## the shims and Megatron on the real torch_npu, over host memory

@@ -1255,9 +1255,7 @@ _Recipe = Annotated[
 ]
 _Address = Annotated[
     str | None,
-    Option(
-        help="Ray cluster (host:port) or job server (http://host:port); default: start one."
-    ),
+    Option(help="Ray cluster to join (host:port); default: start one."),
 ]
 _Host = Annotated[
     str | None,
@@ -1346,7 +1344,7 @@ def _launch(
         check_launch(config, node, nodes, address)
     if address is None:
         launch.check_port(node)
-    elif not address.startswith("http"):
+    else:
         check_address(address)
     start_job(new_job(recipe, parameters, runs, address, node, nodes), detach)
 
@@ -1369,7 +1367,7 @@ def _jobs(
         Argument(help="Only the state of this job.", autocompletion=complete_jobs),
     ] = None,
 ) -> None:
-    "List launched jobs: running, succeeded, failed, stopped, lost, or submitted to a job server."
+    "List launched jobs: running, succeeded, failed, stopped or lost."
     from .cluster import launch
 
     if job_id:
@@ -1429,6 +1427,11 @@ def check_options(
     for what, found in wrong.items():
         if found:
             raise ConfigError(what, "Correct the options.")
+    if address and address.startswith("http"):
+        raise ConfigError(
+            f"--address {address} is a job server",
+            f"Submit the run: ray job submit --address {address} -- cookbook-npu run RECIPE.",
+        )
 
 # %% ../nbs/99_cli.ipynb #f1530a61
 def devices_of_machine(scale: str) -> int:
@@ -1486,7 +1489,7 @@ def check_launch(config: RunConfig, node: Any, nodes: int, address: str | None) 
         check_machine(config, os.environ | ray)
     if address is None and nodes > 1:
         check_network(nodes)
-    typer.echo(fit(_environment_text(config, address)))
+    typer.echo(fit(_environment_text(config)))
 
 # %% ../nbs/99_cli.ipynb #b5fc201c
 def new_job(
@@ -1535,15 +1538,12 @@ def _parameter_file(job: Any) -> Path:
     return job.folder / "parameters.json"
 
 # %% ../nbs/99_cli.ipynb #305d0937
-def _environment_text(config: RunConfig, address: str | None) -> str:
+def _environment_text(config: RunConfig) -> str:
     "Return the environment of each role of a job"
     from .cluster.environment import worker_env
-    from .cluster.launch import submitted_env
     from .plan.roles import environment_text
 
-    server = address is not None and address.startswith("http")
-    passed = submitted_env(os.environ) if server else worker_env({}, os.environ)
-    return environment_text(config, passed)
+    return environment_text(config, worker_env({}, os.environ))
 
 
 def start_job(job: Any, detach: bool) -> None:
@@ -1556,9 +1556,6 @@ def start_job(job: Any, detach: bool) -> None:
         doctor = record.get("doctor", "cookbook-npu doctor")
         typer.echo(launch.join_instructions(node, record["nodes"], doctor))
     typer.echo(f"job {job.id}")
-    if job.server:
-        typer.echo(launch.server_commands(job))
-        raise typer.Exit(launch.submit_job(job, follow=not detach))
     launch.launch_job(job)
     typer.echo(f"log {job.log}")
     if not detach:

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,11 +25,6 @@ SKIPPED = re.compile(r"^SKIPPED \[\d+\] (.+)$")
 def always() -> str | None:
     "No reason to skip a lane"
     return None
-
-
-def no_job_server() -> str | None:
-    "Why Ray's job server cannot start"
-    return None if find_spec("aiohttp_cors") else "pip install 'cookbook-npu[jobs]'"
 
 
 @dataclass(frozen=True)
@@ -86,7 +80,6 @@ LANES = (
         (*PYTEST, "tests/faults/test_recovery.py"),
         {"COOKBOOK_KILL_MATRIX": "all"},
     ),
-    Lane("job-server", 2, NEVER, why_not=no_job_server),
     Lane("upstream", 5, NEVER),
     Lane("real-model", 6, NEVER),
     Lane(

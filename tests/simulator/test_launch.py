@@ -12,26 +12,14 @@ from whole_runs import preloaded
 from cookbook_npu.cluster.launch import (
     RAY_ENV,
     Node,
-    address_env,
     end_process,
     follow_log,
     job_state,
     launch_job,
     make_job,
-    prepare_relaunch,
-    ray_head_command,
     ray_worker_command,
-    stop_job,
-    submit_job,
-    wait_for_head,
-)
-from cookbook_npu.cluster.ray_cluster import (
-    ensure_token,
-    remove_session_folder,
-    session_folder,
 )
 from cookbook_npu.config import load_config
-from cookbook_npu.errors import ConfigError
 from cookbook_npu.npu.device import free_port
 from cookbook_npu.plan.plan import model_name
 from cookbook_npu.recipes import RECIPES
@@ -104,47 +92,6 @@ print("job", os.environ["COOKBOOK_NPU_JOB"])
     processes = subprocess.run(["ps", "-eo", "stat=,args="], capture_output=True, text=True)
     alive = [line for line in processes.stdout.splitlines() if not line.startswith("Z")]
     assert not [line for line in alive if str(node.port) in line]
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.lane("job-server")
-def test_a_job_server(tmp_path, monkeypatch, capfd):
-    "Submitted and followed; refused the second time; stopped with Ray's command and launched again"
-    for name, value in (RAY_ENV | address_env("127.0.0.1")).items():
-        monkeypatch.setenv(name, value)
-    ensure_token()
-    node = Node("127.0.0.1", 2, free_port())
-    folder = session_folder()
-    dashboard_port = free_port()
-    url = f"http://127.0.0.1:{dashboard_port}"
-    ray = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "job"]
-
-    def ask(job, verb):
-        return [*ray, verb, "--address", url, job.id]
-
-    words = ray_head_command(node, folder, dashboard=True)
-    words += ["--dashboard-port", str(dashboard_port)]
-    with open(tmp_path / "ray.log", "wb") as log:
-        head = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
-    try:
-        wait_for_head(folder, head)
-        words = ["printenv", "RAY_ADDRESS", "HCCL_BUFFSIZE"]
-        job = make_job(tmp_path, "test-910b", words, url, node)
-        assert submit_job(job, environ={"HCCL_BUFFSIZE": "200"}) == 0
-        assert f"127.0.0.1:{node.port}\n200\n" in capfd.readouterr().out
-        assert submit_job(job)
-        assert "already exists" in capfd.readouterr().err
-        other = make_job(tmp_path, "test-910b", ["sleep", "300"], url, node)
-        assert submit_job(other, follow=False) == 0
-        with pytest.raises(ConfigError, match=f"ray job stop --address {url} {other.id}"):
-            stop_job(other)
-        subprocess.run(ask(other, "stop"), check=True)
-        assert "stopped" in subprocess.check_output(ask(other, "status"), text=True)
-        assert submit_job(prepare_relaunch(other, ["echo", "going-on"])) == 0
-        assert "going-on\n" in capfd.readouterr().out
-    finally:
-        end_process(head)
-        remove_session_folder(folder)
 
 
 # pictures, turns and a critic; all recipes, with their own devices, in a lane

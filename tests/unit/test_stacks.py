@@ -246,7 +246,6 @@ def test_documented_lines_are_known():
         "pip install jupyterlab",
         "pip install .",
         "pip install huaweicloudsdkmodelarts",
-        "pip install 'cookbook-npu[jobs]'",
         "pip install 'cookbook-npu[wandb]'",
         "python3 -m pip install --no-cache-dir --no-deps -e /opt/MindSpeed",
         "python3 -m pip install --no-cache-dir"
