@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['RuleKind', 'RULES', 'LAST_STEPS', 'Points', 'Difference', 'Rule', 'rule_of', 'MetricComparison', 'measure_metric',
-           'compare_metric', 'machine_pace', 'compare_metrics', 'RunComparison', 'config_differences',
-           'stack_differences', 'why_not_bitwise', 'complete_run', 'compare_runs', 'compare_expected',
-           'comparison_text', 'render_comparison', 'write_comparison']
+           'compare_metric', 'compare_metrics', 'RunComparison', 'config_differences', 'stack_differences',
+           'why_not_bitwise', 'complete_run', 'compare_runs', 'compare_expected', 'comparison_text',
+           'render_comparison', 'write_comparison']
 
 # %% ../../nbs/runs/10_compare.ipynb #55d8c440
 import math
@@ -50,15 +50,11 @@ class Rule:
     otherwise: RuleKind  # for other runs
     limit: float = 0.0  # band: fraction of A's mean; ratio: maximum
     least: float = 0.0  # band: minimum width, in the metric's unit
-    paced: bool = False  # ratio: relative to the other phases
     why: str = ""
 
 
 RULES = (
-    Rule("time/save", "ignored", "ignored", why="disk time, in some steps only"),
-    Rule("time/eval*", "ignored", "ignored", why="in some steps only"),
-    Rule("time/step", "ratio", "ratio", 2.5, why="1.9 measured with other jobs"),
-    Rule("time/*", "ratio", "ratio", 1.12, paced=True, why="relative to the other phases"),
+    Rule("time/*", "ignored", "ignored", why="1.9 times measured beside other jobs"),
     Rule("perf/*", "ignored", "ignored", why="derived from times of phases"),
     Rule("tokens_per_s*", "ignored", "ignored", why="tokens over time/step"),
     Rule("memory/*", "ratio", "ratio", 1.05, why="allocators round"),
@@ -185,38 +181,14 @@ def _compare_band(m: MetricComparison, rule: Rule, a: Points, b: Points) -> str:
     return ""
 
 # %% ../../nbs/runs/10_compare.ipynb #7939502c
-_ERRORS = 3.0  # allowed difference of times, standard errors
-
-
-def _scatter(values: Sequence[float]) -> float:
-    "Return the relative standard error of the median of the values"
-    middle = statistics.median(values)
-    spread = statistics.median(abs(value - middle) for value in values)
-    # normal distribution: 1.48 to the deviation, 1.25 to the error of the median
-    return 1.48 * 1.25 * spread / middle / math.sqrt(len(values))
-
-
 def _compare_ratio(m: MetricComparison, rule: Rule, a: Points, b: Points) -> str:
-    "Compare the medians; for times, only an increase counts"
-    before, after = list(a.values()), list(b.values())
-    old, new = statistics.median(before), statistics.median(after)
-    if old == new:
+    "Compare the medians"
+    old, new = statistics.median(a.values()), statistics.median(b.values())
+    low, high = sorted((old, new))
+    if high <= rule.limit * low:
         return ""
-    if not old or not new:
-        return f"{format_number(old)} and {format_number(new)} in the median"
-    ratio = new / old
-    limit = rule.limit
-    if m.metric.startswith(TIME_PREFIX):
-        if min(len(before), len(after)) < _MIN_STEPS:
-            return ""
-        error = math.hypot(_scatter(before), _scatter(after))
-        limit = max(limit, 1 + _ERRORS * error)
-    elif ratio < 1:
-        ratio = 1 / ratio
-    if ratio <= limit:
-        return ""
-    seen = ", relative to the other phases" if rule.paced else ""
-    return f"{ratio:.2f} times in the median{seen}; up to {limit:.2f} is noise"
+    ends = f"{format_number(old)} and {format_number(new)}"
+    return f"{ends} in the median; up to {rule.limit:g} times is noise"
 
 
 def compare_metric(
@@ -241,34 +213,8 @@ def compare_metric(
     return replace(m, differs=compare(m, rule, a, b))
 
 # %% ../../nbs/runs/10_compare.ipynb #2c105018
-_SMALL_PHASE = 0.02  # fraction of a step
-
-
 def _points(metrics: MetricColumns, name: str) -> Points:
     return dict(metric_points(metrics, name))
-
-
-def _medians(metrics: MetricColumns) -> dict[str, float]:
-    "Median time of each phase that is not small"
-    found = {}
-    for name in metrics:
-        values = _points(metrics, name).values()
-        if rule_of(name).paced and values:
-            found[name] = statistics.median(values)
-    whole = statistics.median(_points(metrics, "time/step").values() or [0.0])
-    return {name: value for name, value in found.items() if value > _SMALL_PHASE * whole}
-
-
-def machine_pace(a: MetricColumns, b: MetricColumns) -> dict[str, float]:
-    "Return for each phase the median ratio B/A of the other phases"
-    before, after = _medians(a), _medians(b)
-    ratios = {name: after[name] / before[name] for name in before if name in after}
-    pace = {}
-    for name in ratios:
-        others = [ratio for other, ratio in ratios.items() if other != name]
-        if others:
-            pace[name] = statistics.median(others)
-    return pace
 
 
 def compare_metrics(
@@ -277,18 +223,11 @@ def compare_metrics(
     bitwise: bool = True,  # whether such runs are reproducible bitwise
 ) -> list[MetricComparison]:
     "Compare every metric of two runs by its rule"
-    pace = machine_pace(a, b)
-    found = []
-    for name in dict.fromkeys([*a, *b]):
-        if name == "step":
-            continue
-        before, after = _points(a, name), _points(b, name)
-        if rule_of(name).paced:
-            if name not in pace:
-                continue
-            after = {step: value / pace[name] for step, value in after.items()}
-        found.append(compare_metric(name, before, after, bitwise))
-    return found
+    return [
+        compare_metric(name, _points(a, name), _points(b, name), bitwise)
+        for name in dict.fromkeys([*a, *b])
+        if name != "step"
+    ]
 
 # %% ../../nbs/runs/10_compare.ipynb #5fd6fb66
 Difference = tuple[str, Any, Any]  # name, value in A, value in B
