@@ -777,10 +777,6 @@ _DoctorNodes = Annotated[
         help="Machines of the run.",
     ),
 ]
-_Lock = Annotated[
-    Path | None, Option(help="Also write all installed versions to this file.")
-]
-_LockBefore = Annotated[Path | None, Option(help="Print the changes since this lock file.")]
 _Bundle = Annotated[
     Path | None,
     Option(
@@ -816,17 +812,14 @@ def _doctor(
     file: _ParameterFiles = None,
     nodes: _DoctorNodes = None,
     as_json: _AsJson = False,
-    lock: _Lock = None,
-    compare: _LockBefore = None,
     bundle: _Bundle = None,
     run: _BundleRun = None,
 ) -> None:
     "Check this machine: nearest known stack, first mismatch, all checks. Exits with 1 on a failure."
     from .npu.stack.checks import machine_size
-    from .npu.stack.doctor import examine, machine_lock, show_changes
+    from .npu.stack.doctor import examine
     from .npu.stack.machine import read_machine
-    from .npu.stack.stacks import read_lock
-    from .runs.folder import RunFolder, write_output
+    from .runs.folder import RunFolder
 
     if run:
         if not bundle:
@@ -838,7 +831,6 @@ def _doctor(
         scale = "laptop"
         typer.echo(fit(NO_NPU_SOFTWARE), err=as_json)
     scale = one_scale(scale, parameters)
-    before = read_lock(compare) if compare else None
     if find_target(scale).simulated:
         os.environ[SIMULATE_ENV] = "1"
     machine = read_machine()
@@ -846,10 +838,6 @@ def _doctor(
         need = machine_need(recipe, scale, parameters, machine_size(machine), nodes)
     report = examine(machine, need)
     typer.echo(json.dumps(report.as_json(), indent=1) if as_json else fit(report.as_text()))
-    if lock:
-        write_output(lock, json.dumps(machine_lock(machine), indent=1))
-    if before is not None:
-        typer.echo(fit("\n" + show_changes(before, machine_lock(machine))))
     if bundle:
         typer.echo(fit(f"\n{save_bundle(bundle, report, runs, run)}"), err=as_json)
     raise typer.Exit(report.exit_code)

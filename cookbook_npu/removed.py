@@ -90,6 +90,8 @@ REMOVED_COMMANDS: dict[str, str] = {
 # command and option -> what to use instead
 REMOVED_OPTIONS: dict[str, str] = {
     "compare --soc": "The plan of a chip: cookbook-npu plan RECIPE --soc CHIP.",
+    "doctor --compare": "Use pip freeze | diff FILE -.",
+    "doctor --lock": "Use pip freeze > FILE.",
     "plan --devices": "Plan each layout: -p overrides '{\"placement.devices\": 16}'.",
     "plan --mean-response": "Plan shorter responses: -p overrides "
     "'{\"sampling.max_response_tokens\": 2048}'.",

@@ -131,7 +131,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "git clone": DOWNLOAD,
         "docker build": DOCKER,
         "hf download": DOWNLOAD,
-        "cookbook-npu doctor qwen3_4b_colocate --lock": NPU,
+        "cookbook-npu doctor qwen3_4b_colocate": NPU,
         "cookbook-npu doctor --bundle": NPU,
         "cookbook-npu plan": NOTEBOOK,
         "cookbook-npu launch qwen3_4b_colocate --rehearse": "simulator/test_launch.py::"
