@@ -1,8 +1,4 @@
-"""Released files of vllm-ascend, read out of their wheels, on the installed vLLM: what they register.
-
-The files are read once, into the user's cache; nothing of CANN is needed. A later version than the stacks' is
-there so that a change is seen before a stack moves to it.
-"""
+"""Released files of vLLM and vllm-ascend, read out of their wheels once, into the user's cache."""
 
 import ast
 import functools
@@ -10,20 +6,9 @@ from pathlib import Path
 
 import package_index
 import pytest
-from places import HELPERS
-from ranks import run_ranks
 
 from cookbook_npu.rollout.vllm import missing_reason
 
-JOBS = HELPERS / "simulator_jobs" / "vllm_ascend_real.py"
-VERSIONS = ("0.23.0", "0.26.0rc1")
-TRANSFER = "vllm_ascend/distributed/weight_transfer"
-ENGINE_FILES = [
-    "vllm_ascend/patch/platform/patch_weight_transfer_engine.py",
-    f"{TRANSFER}/__init__.py",
-    f"{TRANSFER}/npu_ipc_engine.py",
-    f"{TRANSFER}/packed_tensor.py",
-]
 pytestmark = [
     pytest.mark.lane("packages"),
     pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or ""),
@@ -47,35 +32,6 @@ def unpacked(name: str, version: str, *paths: str) -> Path:
                 pytest.skip(reason)
             package_index.wheel_file(name, version, path)
     return root
-
-
-@pytest.fixture(scope="module")
-def registered() -> dict:
-    checkouts = {}
-    for version in VERSIONS:
-        checkouts[version] = str(unpacked("vllm-ascend", version, *ENGINE_FILES))
-    kwargs = dict(checkouts=checkouts)
-    env = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCH_COMPILE_DISABLE": "1"}
-    job = f"{JOBS}:registered_engines"
-    return run_ranks(job, 1, kwargs, env=env, bootstrap="simulator", timeout=300)[0]
-
-
-def test_without_vllm_ascend_native_is_refused(registered):
-    "vLLM's own ipc opens CUDA's memory only"
-    bare = registered["bare"]
-    assert bare["name"] is None
-    assert "no transfer engine for memory of the same npu device" in bare["refusal"]
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_native_is_what_vllm_ascend_registers(registered, version):
-    """Its patch puts its class under vLLM's name ipc, its plugin under npu_ipc. The handles that we send
-    are opened and loaded
-    """
-    found = registered[version, "patch"]
-    assert found == {"name": "ipc", "chosen": "ipc", "opened": True}
-    found = registered[version, "patch and plugin"]
-    assert found == {"name": "npu_ipc", "chosen": "npu_ipc", "opened": True}
 
 
 def signatures(file: Path) -> dict[str, list[list[str]]]:

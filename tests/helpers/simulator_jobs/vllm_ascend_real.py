@@ -289,53 +289,6 @@ def load_ipc_engine(folder: Path) -> types.ModuleType:
     return load_file(IPC_MODULE, folder / "npu_ipc_engine.py")
 
 
-def registered_engines(rank, world_size, checkouts: dict[str, str]):
-    """What `native` finds on vLLM's factory before and after the real files of vllm-ascend have run on it,
-    and whether it opens handles: {version, what ran: ...}
-    """
-    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-
-    from cookbook_npu.npu.shims import vllm_weights
-
-    registry = WeightTransferEngineFactory._registry
-    bare = dict(registry)
-    answers = {"bare": {"name": vllm_weights.native_engine("npu")}}
-    try:
-        vllm_weights.transfer_config("native", "npu")
-    except vllm_weights.ShimError as error:
-        answers["bare"]["refusal"] = str(error)
-    for version, checkout in checkouts.items():
-        registry.clear()
-        registry.update(bare)
-        folder = Path(checkout, "vllm_ascend/distributed/weight_transfer")
-        package = fake("vllm_ascend.distributed.weight_transfer").__name__
-        fake(f"{package}.hccl_engine", HCCLWeightTransferEngine=type("Hccl", (), {}))
-        module = load_ipc_engine(folder)
-        patch = Path(checkout, "vllm_ascend/patch/platform/patch_weight_transfer_engine.py")
-        load_file("vllm_ascend.patch.platform.patch_weight_transfer_engine", patch)
-        answers[version, "patch"] = native_answers(module)
-        load_file(f"{package}.plugin", folder / "__init__.py").register_engine()
-        answers[version, "patch and plugin"] = native_answers(module)
-    return answers
-
-
-def native_answers(module) -> dict[str, object]:
-    "The engine that `native` chooses, and a handle sent through it"
-    from cookbook_npu.npu.shims import vllm_weights
-    from cookbook_npu.rollout.vllm import choose_weight_update_method
-
-    found = vllm_weights.transfer_config("native", "npu")
-    worker = built_with_npu_ipc(module)
-    worker.vllm_config.weight_transfer_config.backend = found["backend"]
-    engines = vllm_weights.transfer_engines()
-    methods = vllm_weights.weight_update_methods(worker, engines)
-    return {
-        "name": found["backend"],
-        "chosen": choose_weight_update_method(methods, "native"),
-        "opened": open_handles(module, worker),
-    }
-
-
 def ipc_record(rank, world_size, checkout):
     "packed_npu_ipc on the real engine of one checkout; what it needs of other vLLM versions is made up"
     from cookbook_npu.npu.shims import vllm_ascend as vllm
