@@ -1082,7 +1082,7 @@ def _samples(
     "runs",
     rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu runs; cookbook-npu runs --html runs/index.html; "
-    "cookbook-npu runs /data/runs --keep 5 --max-gb 200 --remove",
+    "cookbook-npu runs /data/runs --keep 5 --remove",
 )
 def _list_runs(
     root: Annotated[
@@ -1094,16 +1094,10 @@ def _list_runs(
         ),
     ],
     keep: Annotated[
-        int | None, Option(help="Keep the newest runs; lists the others.")
+        int | None, Option(help="Keep the newest runs; lists the other complete ones.")
     ] = None,
-    max_gb: Annotated[
-        float | None, Option(help="Maximum size of all runs; lists the oldest above it.")
-    ] = None,
-    unfinished: Annotated[
-        bool, Option("--unfinished", help="Include unfinished runs.")
-    ] = False,
     remove: Annotated[
-        bool, Option("--remove", help="Remove the runs that --keep or --max-gb lists.")
+        bool, Option("--remove", help="Remove the runs that --keep lists.")
     ] = False,
     page: Annotated[
         Path | None, Option("--html", help="Write an HTML page with links to the reports.")
@@ -1118,7 +1112,9 @@ def _list_runs(
     lines = listing.list_runs(root)
     if not lines:
         raise MissingError(f"there are no runs in {root.absolute()}", "Give their folder.")
-    if keep is None and max_gb is None and not (unfinished or remove):
+    if keep is None and remove:
+        raise ConfigError("--remove without a limit", "Give --keep N, too.")
+    if keep is None:
         hidden = 0 if rehearsals else sum(line.is_rehearsal for line in lines)
         lines = [line for line in lines if rehearsals or not line.is_rehearsal]
         typer.echo(listing.runs_table(lines, terminal_columns() or 80))
@@ -1128,11 +1124,13 @@ def _list_runs(
             listing.write_runs_page(lines, root, page)
             typer.echo(f"page: {page}")
         return
-    if page:
-        raise ConfigError("--html with --keep, --max-gb or --remove", "Use it alone.")
-    old = listing.find_old_runs(root, keep, max_gb, unfinished)
-    removed = listing.remove_old_runs(old) if remove else None
-    typer.echo(listing.old_runs_text(old, removed))
+    old = listing.old_runs(root, keep)
+    for path in old:
+        if remove:
+            listing.remove_run(path)
+        typer.echo(path.name)
+    word = "removed" if remove else "would be removed; add --remove"
+    typer.echo(f"{len(old)} of {counted(len(lines), 'run')} {word}")
 
 # %% ../nbs/99_cli.ipynb #d57f3505
 def compared(runs: Sequence[Path], against: str | None) -> list[Any]:

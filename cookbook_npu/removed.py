@@ -97,6 +97,8 @@ REMOVED_OPTIONS: dict[str, str] = {
     "'{\"sampling.max_response_tokens\": 2048}'.",
     "plan --prompts": "`cookbook-npu plan` prints the seconds of a step.",
     "plan --search": "Plan each layout: -p overrides '{\"placement.devices\": 16}'.",
+    "runs --max-gb": "Give the number of runs to keep: --keep 14.",
+    "runs --unfinished": "Remove such a run by its name: rm -r runs/NAME.",
     "report --soc": "The plan of a chip: cookbook-npu plan RECIPE --soc CHIP.",
 }
 
