@@ -19,12 +19,13 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..runs.metrics import (
+    NOT_WORK,
     STEP_PHASES,
     MetricColumns,
+    RoleSpan,
     format_bytes,
     metric_points,
 )
-from .spans import NOT_WORK, RoleSpan
 
 # %% ../../nbs/runs/02_plots.ipynb #40885be3
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")

@@ -26,12 +26,16 @@ from ..runs.metrics import (
     STEP_PHASES,
     TIME_PREFIX,
     MetricColumns,
+    RoleSpan,
     count_steps,
     format_bytes,
     format_number,
     load_metrics,
+    load_spans,
     metric_points,
+    newest_steps,
     phase_means,
+    role_use,
 )
 from ..runs.plots import (
     PANELS,
@@ -46,7 +50,6 @@ from ..runs.plots import (
     render_page,
     to_svg,
 )
-from .spans import RoleSpan, load_spans, newest_steps, role_use
 
 # %% ../../nbs/runs/04_report.ipynb #dc730400
 ResultRow = tuple[str, str | None]  # name, value; None if not measured

@@ -134,8 +134,7 @@ def start_ours(task: Task) -> Any:
     from cookbook_npu.config import override
     from cookbook_npu.recipes import qwen3_4b_colocate
     from cookbook_npu.runs.folder import RunFolder
-    from cookbook_npu.runs.metrics import Tracker
-    from cookbook_npu.runs.spans import SpanLog
+    from cookbook_npu.runs.metrics import SpanLog, Tracker
     from cookbook_npu.train.driver import Driver
     from cookbook_npu.train.rollout_worker import Engines
     from cookbook_npu.train.workers import DriverState, Workers

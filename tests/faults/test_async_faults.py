@@ -24,8 +24,7 @@ from whole_runs import (
     weights,
 )
 
-from cookbook_npu.runs.metrics import load_metrics, metric_points
-from cookbook_npu.runs.spans import load_spans
+from cookbook_npu.runs.metrics import load_metrics, load_spans, metric_points
 
 SPLIT = {
     "placement.mode": "split",

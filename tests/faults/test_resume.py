@@ -27,8 +27,8 @@ from whole_runs import (
 )
 
 from cookbook_npu.runs.folder import RunFolder
+from cookbook_npu.runs.metrics import load_spans
 from cookbook_npu.runs.report import run_result
-from cookbook_npu.runs.spans import load_spans
 
 # random moments; test_recovery.py has the chosen ones
 POINTS = int(os.environ.get("COOKBOOK_KILL_POINTS", "0"))
