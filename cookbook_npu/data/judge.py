@@ -8,17 +8,18 @@ __all__ = ['STORE_FILE', 'RETRIED', 'RETRY_AFTER_S', 'CONCURRENCY', 'REQUEST_TIM
            'retry_after', 'client_settings', 'refused_names', 'read_reply', 'Judge', 'check_judge']
 
 # %% ../../nbs/data/23_judge.ipynb #cd59a0e8
-import asyncio
 import hashlib
 import json
 import os
 import re
-import threading
-from collections.abc import Coroutine, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any, TypeVar
+from threading import Lock
+from typing import Any
 
 import httpx
 
@@ -168,7 +169,6 @@ def client_settings(config: JudgeConfig) -> dict[str, Any]:
     return {
         "base_url": str(config.url),
         "headers": headers,
-        "limits": httpx.Limits(max_connections=CONCURRENCY),
         "trust_env": not local,  # no proxy for this machine
     }
 
@@ -220,7 +220,6 @@ def read_reply(response: httpx.Response, config: JudgeConfig, counts: JudgeCount
 
 # %% ../../nbs/data/23_judge.ipynb #076212b5
 REQUEST_TIMEOUT_S = 60.0  # time limit of a request
-_T = TypeVar("_T")
 
 
 class Judge:
@@ -233,23 +232,36 @@ class Judge:
         self.failure = ""  # why the last response got no score
         self._store: JudgeStore | None = None  # while open
         self._refused: dict[str, str] = {}  # of `refused_names`
-        self._client: httpx.AsyncClient
+        self._lock = Lock()  # of counts and store
+        self._client: httpx.Client
 
-    async def _ask(self, body: dict[str, Any], store: JudgeStore) -> str:
+    def open(self) -> None:
+        "Open cache and connection"
+        if self._store is None:
+            settings = client_settings(self.config)
+            self._store = JudgeStore(self.folder and self.folder / STORE_FILE)
+            self._client = httpx.Client(**settings, timeout=REQUEST_TIMEOUT_S)
+
+    def close(self) -> None:
+        "Close cache and connection"
+        if self._store is not None:
+            self._client.close()
+            self._store = None
+
+    def _ask(self, body: dict[str, Any], store: JudgeStore) -> str:
         "Return the reply to a request, sent again with the names that the endpoint asks for"
         config = self.config
         while True:
-            check_budget(config, store.requests)
-            store.add()
-            self.counts.requests += 1
+            with self._lock:
+                check_budget(config, store.requests)
+                store.add()
+                self.counts.requests += 1
             refused = dict(self._refused)
             names = {key: refused.get(key, key) for key in body}
             sent = {names[key]: value for key, value in body.items() if names[key]}
             try:
-                # httpx limits each part of a response, this the whole
-                async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                    response = await self._client.post("chat/completions", json=sent)
-            except TimeoutError:
+                response = self._client.post("chat/completions", json=sent)
+            except httpx.TimeoutException:
                 raise JudgeFault(
                     f"no reply from {config.url} within {REQUEST_TIMEOUT_S:g} s"
                 ) from None
@@ -257,13 +269,16 @@ class Judge:
                 raise JudgeFault(f"{config.url}: {type(e).__name__} {e}".rstrip()) from None
             found = refused_names(response)
             if found.keys() <= refused.keys():
-                return read_reply(response, config, self.counts)
+                with self._lock:
+                    return read_reply(response, config, self.counts)
             self._refused |= found
             print(f"judge {config.url} refuses {' and '.join(found)}; adapted", flush=True)
 
-    async def _score(self, message: str, slots: asyncio.Semaphore) -> float | None:
+    def _score(self, message: str) -> float | None | Exception:
         "The score of one message, after as many retries as needed and allowed"
-        body = {
+        store = self._store
+        assert store is not None
+        body: dict[str, Any] = {
             "model": self.config.model,
             "messages": [{"role": "user", "content": message}],
             "temperature": 0.0,
@@ -272,76 +287,33 @@ class Judge:
         if self.config.chat_template_kwargs:  # unknown to OpenAI's own endpoint
             body["chat_template_kwargs"] = self.config.chat_template_kwargs
         key = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-        store = self._store
-        assert store is not None
         if key in store.replies:
-            with suppress(JudgeFault):
+            with suppress(JudgeFault), self._lock:
                 score = parse_score(store.replies[key], self.config)
                 self.counts.cached += 1
                 return score
         for attempt in range(RETRIES + 1):
             try:
-                async with slots:
-                    text = await self._ask(body, store)
+                text = self._ask(body, store)
                 score = parse_score(text, self.config)
             except JudgeFault as fault:
                 self.failure = str(fault)
-                if not fault.again or attempt == RETRIES:
+                # closed: after an interrupt
+                if not fault.again or attempt == RETRIES or self._store is None:
                     break
-                self.counts.retries += 1
+                with self._lock:
+                    self.counts.retries += 1
                 backoff = min(BACKOFF_S * 2**attempt, MAX_BACKOFF_S)
-                await asyncio.sleep(backoff if fault.wait_s is None else fault.wait_s)
+                time.sleep(backoff if fault.wait_s is None else fault.wait_s)
+            except (BudgetSpent, StorageError) as error:
+                return error
             else:
-                store.add(key=key, text=text)
+                with self._lock:
+                    store.add(key=key, text=text)
                 return score
-        self.counts.failures += 1
+        with self._lock:
+            self.counts.failures += 1
         return None
-
-    async def _scores(self, messages: Sequence[str]) -> list[float | None]:
-        slots = asyncio.Semaphore(CONCURRENCY)
-        distinct = list(dict.fromkeys(messages))
-        self.counts.cached += len(messages) - len(distinct)
-        answers = await asyncio.gather(
-            *(self._score(message, slots) for message in distinct), return_exceptions=True
-        )
-        errors = [answer for answer in answers if isinstance(answer, BaseException)]
-        if errors:
-            # running out of money must not hide another error
-            raise sorted(errors, key=lambda e: isinstance(e, BudgetSpent))[0]
-        found = dict(zip(distinct, answers, strict=True))
-        return [found[message] for message in messages]  # pyright: ignore[reportReturnType]
-
-    def open(self) -> None:
-        "Open cache and connection"
-        if self._store is not None:
-            return
-        settings = client_settings(self.config)
-        self._store = JudgeStore(self.folder and self.folder / STORE_FILE)
-        self._client = httpx.AsyncClient(**settings, timeout=None)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="judge", daemon=True
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        "Close cache and connection"
-        if self._store is None:
-            return
-        with suppress(TimeoutError):
-            self._run(self._client.aclose(), 5.0)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5.0)
-        self._store = None
-
-    def _run(self, job: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
-        "Run a coroutine in the thread of the judge; cancel it at an interrupt"
-        future = asyncio.run_coroutine_threadsafe(job, self._loop)
-        try:
-            return future.result(timeout_s)
-        except BaseException:
-            future.cancel()
-            raise
 
     def scores(self, messages: Sequence[str]) -> list[float | None]:
         """Ask for a score of each message, equal ones once
@@ -353,7 +325,16 @@ class Judge:
             raise RoleError(
                 "the judge is not open, and a response needs it", "Use it in a with block."
             )
-        return self._run(self._scores(messages))
+        distinct = list(dict.fromkeys(messages))
+        self.counts.cached += len(messages) - len(distinct)
+        with ThreadPool(min(CONCURRENCY, len(distinct))) as threads:
+            answers = threads.map(self._score, distinct, chunksize=1)
+        errors = [answer for answer in answers if isinstance(answer, Exception)]
+        if errors:
+            # running out of money must not hide another error
+            raise sorted(errors, key=lambda e: isinstance(e, BudgetSpent))[0]
+        found = dict(zip(distinct, answers, strict=True))
+        return [found[message] for message in messages]  # pyright: ignore[reportReturnType]
 
 # %% ../../nbs/data/23_judge.ipynb #3c85b205
 RETRIES = 4  # after a timeout, status 429 or 5xx, or a reply without a score
