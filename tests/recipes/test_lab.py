@@ -284,3 +284,6 @@ def test_the_recipe_is_run_stopped_and_gone_on_with(person, recipe):
     rows = (recipe.parent / "runs" / "lab" / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(row)["step"] for row in rows]
     assert [step for step in steps if step] == list(range(1, 13)), "each step once"
+
+
+FRAME_HEIGHT = 640  # px

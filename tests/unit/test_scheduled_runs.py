@@ -1,12 +1,15 @@
 """The pages about scheduled runs: their files, checked by real programs and started as a scheduler would."""
 
 import ast
+import importlib.util
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import papermill
@@ -133,6 +136,60 @@ def test_systemd_accepts_the_units(home):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+class Recorder(BaseHTTPRequestHandler):
+    "Keeps what is posted and answers with what the test wants"
+
+    def do_POST(self) -> None:
+        length = int(self.headers["Content-Length"])
+        body = json.loads(self.rfile.read(length))
+        self.server.posted.append((self.path, dict(self.headers), body))
+        answer = json.dumps(self.server.answers.get(self.path, {})).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server():
+    "A server on loopback that records"
+    with HTTPServer(("127.0.0.1", 0), Recorder) as here:
+        here.posted, here.answers = [], {}
+        thread = threading.Thread(target=here.serve_forever, daemon=True)
+        thread.start()
+        yield here
+        here.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(0, "success"), (75, "warning"), (1, "failure")]
+)
+def test_apprise_tells_how_the_run_ended(home, server, code, kind):
+    found = importlib.util.find_spec("apprise")
+    if not found:
+        pytest.skip("apprise is not installed: pip install apprise")
+    place = Path(found.origin).parents[1]
+    python = f'PYTHONPATH="{place}" exec "{sys.executable}"'
+    binaries = home / "cookbook_npu" / ".venv" / "bin"
+    script(binaries / "cookbook-npu", "#!/bin/sh\necho last line of the list\n")
+    call = "from apprise.cli import main; main()"
+    script(binaries / "apprise", f"#!/bin/sh\n{python} -c '{call}' \"$@\"\n")
+    given = files_of("schedule")["notify.txt"]
+    port = str(server.server_address[1])
+    (home / "nightly" / "notify.txt").write_text(given.replace("8080", port))
+    env = {"HOME": str(home), "PATH": "/usr/bin:/bin", "EXIT_STATUS": str(code)}
+    done = subprocess.run([home / "nightly" / "after.sh"], env=env, cwd="/")
+    assert done.returncode == code
+    ((_, _, body),) = server.posted
+    assert body["title"] == f"nightly run: exit code {code}"
+    assert (body["message"], body["type"]) == ("last line of the list", kind)
+
+
 @pytest.mark.parametrize(
     ("ended", "code"), [("0", 0), ("75", 75), ("KILL", 137), ("TERM", 143)]
 )
@@ -220,6 +277,37 @@ def test_papermill_takes_the_parameters(given, tmp_path, caplog):
     )
 
 
+def test_airflow_reads_the_dag(tmp_path):
+    if not importlib.util.find_spec("airflow"):
+        pytest.skip("apache-airflow-providers-papermill is not installed")
+    file = tmp_path / "nightly_dag.py"
+    file.write_text(files_of("schedule_airflow")["nightly_dag.py"])
+    code = "import nightly_dag as n; print(n.dag.max_active_runs, *[t.task_id for t in n.dag.tasks])"
+    env = os.environ | {
+        "AIRFLOW_HOME": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.stdout.split()[-4:] == ["1", "train", "check", "remove"], done.stderr
+
+
+def test_jupyter_scheduler_writes_the_cell():
+    parameterize = pytest.importorskip(
+        "jupyter_scheduler.parameterize", reason="jupyter-scheduler is not installed"
+    )
+    import nbformat
+
+    body = json.loads(files_of("schedule_jupyter")["nightly.json"])
+    notebook = nbformat.read(ROOT / body["input_uri"], 4)
+    made = parameterize.add_parameters(notebook, body["parameters"])
+    (cell,) = [c for c in made.cells if "injected-parameters" in c.metadata.get("tags", [])]
+    read: dict = {}
+    exec(cell.source, read)
+    assert {name: read[name] for name in body["parameters"]} == jupyter_parameters()
+
+
 def test_the_job_of_modelarts_names_what_the_page_has():
     files = files_of("schedule_modelarts")
     job = json.loads(files["job.json"])
@@ -290,3 +378,39 @@ def record_night(root: Path, config: RunConfig, name: str, last: float) -> None:
         for step, reward in enumerate((0.25, last), 1):
             row = {"step": step, "raw_reward": reward, "time/actor_train": 90.0}
             append_line(run.metrics_file, row)
+
+
+def test_huaweis_sdk_sends_the_job(tmp_path, server):
+    models = pytest.importorskip(
+        "huaweicloudsdkmodelarts.v1", reason="huaweicloudsdkmodelarts is not installed"
+    )
+    from modelarts_server import unknown_keys
+
+    files = files_of("schedule_modelarts")
+    job = json.loads(files["job.json"])
+    assert unknown_keys(models.Job, job) == []
+    assert unknown_keys(models.Job, {"spec": {"resources": {}}}) == ["resources"]
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "HUAWEICLOUD_SDK_AK": "access",
+        "HUAWEICLOUD_SDK_SK": "secret",
+        "PROJECT_ID": "p1",
+        "MODELARTS_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}",
+    }
+
+    def submit() -> tuple[int, str]:
+        words = [sys.executable, "submit.py"]
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    create, search = "/v2/p1/training-jobs", "/v2/p1/training-job-searches"
+    server.answers = {create: {"metadata": {"id": "job-1"}}, search: {"items": []}}
+    assert submit() == (0, "job-1\n")
+    assert [path for path, _, _ in server.posted] == [search, create]
+    assert server.posted[1][2] == job
+    running = {"metadata": {"name": "qwen3_4b_nightly"}, "status": {"phase": "Running"}}
+    server.answers[search] = {"items": [running]}
+    assert submit() == (73, "qwen3_4b_nightly is Running: not started again\n")
+    assert len(server.posted) == 3
