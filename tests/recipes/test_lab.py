@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +18,9 @@ import nbformat
 import pytest
 from browser import missing_browser, open_browser
 from places import ROOT
+
+from cookbook_npu.config import RunConfig
+from cookbook_npu.runs.folder import RunFolder, append_line
 
 pytestmark = pytest.mark.lane("docs")
 
@@ -286,4 +290,94 @@ def test_the_recipe_is_run_stopped_and_gone_on_with(person, recipe):
     assert [step for step in steps if step] == list(range(1, 13)), "each step once"
 
 
+HEADING = "return document.getElementById(arguments[0]).getBoundingClientRect().top"
 FRAME_HEIGHT = 640  # px
+
+
+def result_of_a_run(folder: Path) -> Path:
+    "A notebook in recipes/ that shows the result of a run beside it"
+    config = RunConfig(recipe="demo", output={"root": str(folder / "runs"), "name": "demo"})
+    record = {"group_id": "g", "loss_mask": [1], "versions": [1], "finish_reason": "stop"}
+    record |= {"text": "5", "reward": 0.5, "label": "5", "metadata": {"prompt": "2+3="}}
+    with RunFolder.create(config) as run:
+        run.save_stack({"name": "simulated NPU", "count": 2, "simulated": True}, [])
+        run.save_settings(config)
+        for step in (1, 2):
+            append_line(
+                run.metrics_file, {"step": step, "raw_reward": 0.5, "time/step": 1.0}
+            )
+        run.save_samples(1, [record, record | {"reward": 0.0}])
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
+    code = "from cookbook_npu import show_result\n\nshow_result('demo')"
+    notebook.cells = [nbformat.v4.new_code_cell(code)]
+    path = folder / "recipes" / "links.ipynb"
+    path.parent.mkdir()
+    nbformat.write(notebook, path)
+    return path
+
+
+@pytest.mark.skipif(bool(NO_LAB), reason=NO_LAB or "")
+@pytest.mark.skipif(bool(missing_browser()), reason=missing_browser() or "")
+def test_every_link_of_a_result_leads_somewhere(tmp_path):
+    "The report opens, its own links scroll in the frame, and others open the file that they name"
+    work = tmp_path / "work"
+    work.mkdir()
+    result_of_a_run(work)
+    with jupyter_lab(work, tmp_path) as lab, open_browser(tmp_path / "profile") as driver:
+        driver.get(lab.format("recipes/links.ipynb"))
+        person = Person(driver, tmp_path)
+        person.idle()
+        person.run_all()
+        person.see("not judged")
+        person.take_picture("result")
+        handle, shown = driver.current_window_handle, []
+
+        def frame_links() -> list:
+            driver.switch_to.default_content()
+            driver.switch_to.frame(driver.find_element("css selector", "iframe[srcdoc]"))
+            return driver.find_elements("css selector", "a[href]")
+
+        for number in range(len(frame_links())):
+            link = frame_links()[number]
+            target = link.get_dom_attribute("href").partition("#")[2]
+            link.click()
+            if target:
+                top = driver.execute_script(HEADING, target)
+                assert -1 < top < FRAME_HEIGHT, f"{target}: {top}"
+                continue
+            person.wait(lambda: len(driver.window_handles) == 2, 30)
+            driver.switch_to.window(driver.window_handles[1])
+            person.wait(lambda: "/tree/runs/demo/" in driver.current_url, 60)
+            shown.append(Path(driver.current_url.partition("?")[0]).name)
+            person.wait(lambda: person.find(".lm-TabBar-tab.lm-mod-current"), 60)
+            assert not driver.find_elements("css selector", ".jp-Dialog")
+            driver.close()
+            driver.switch_to.window(handle)
+        assert shown == ["metrics.jsonl", "samples", "config.json", "settings.json", "logs"]
+        driver.switch_to.default_content()
+        person.click(".jp-OutputArea-output a", "report.html")
+        person.wait(lambda: person.find(".jp-HTMLViewer iframe"), 60)
+        driver.switch_to.frame(person.find(".jp-HTMLViewer iframe"))
+        person.wait(lambda: person.find("p.kind", "run report"), 60)
+
+
+@pytest.mark.skipif(bool(NO_LAB), reason=NO_LAB or "")
+@pytest.mark.skipif(bool(missing_browser()), reason=missing_browser() or "")
+def test_opening_and_saving_changes_nothing(tmp_path):
+    "All but the version of Python, which is that of the kernel"
+    work = tmp_path / "work"
+    shutil.copytree(ROOT / "recipes", work / "recipes")
+    copy = work / "recipes" / "qwen3_4b_colocate.ipynb"
+    before = copy.read_text(encoding="utf-8")
+    os.utime(copy, (0, 0))
+    with jupyter_lab(work, tmp_path) as lab, open_browser(tmp_path / "profile") as driver:
+        driver.get(lab.format(f"recipes/{copy.name}"))
+        person = Person(driver, tmp_path)
+        person.idle()
+        person.click("[data-command='docmanager:save']")
+        person.wait(lambda: copy.stat().st_mtime > 0, 60)
+        person.wait(lambda: not person.find(".jp-mod-dirty"), 60)
+    version = re.compile(r'(?<="version": ")3\.\d+\.\d+(?=")')
+    after = copy.read_text(encoding="utf-8")
+    assert version.sub("", after) == version.sub("", before)

@@ -22,7 +22,7 @@ def test_the_outputs_belong_to_the_recipe(path):
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_is_written_as_jupyterlab_saves_it(path):
-    "Opened and saved it is unchanged: no difference in `git status`"
+    "Opened and saved it is unchanged (test_lab.py does that): no difference in `git status`"
     text = path.read_text(encoding="utf-8")
     assert text == as_written(json.loads(text))
 
