@@ -110,8 +110,9 @@ def _gallery_sample(
     response = record["text"]
     if metadata.get("turn_texts"):
         turns = zip(record["turns"], metadata["turn_texts"], strict=True)
-        lines = [f"[{turn['role']}] {text}" for turn, text in turns]
-        response = "\n".join([*metadata["environment"].get("board", ()), *lines])
+        response = "\n".join(f"[{turn['role']}] {text}" for turn, text in turns)
+    if board := board_or_text(metadata, ""):
+        response = f"{board}\n{response}"
     return GallerySample(
         kind,
         step,
