@@ -57,13 +57,13 @@ OTHER_STACKS = {
     },
 }
 NOT_EXECUTED_ELSEWHERE = {
-    "recipes, tensor parallelism, other families": "only on " + environment.DEFAULT
+    "recipes, tensor parallelism, other families, captured graphs": "only on "
+    + environment.DEFAULT
 }
 NOT_EXECUTED = {
     "kernels": "formulas and interpreters in host memory stand in: no numerics, no speed of an NPU",
     "HCCL": "collectives are gloo's",
-    "captured graphs": "timing, limits of a capture, launches within an operator of ACL",
-    "NZ weights": "no fractal layouts in host memory",
+    "limits and timing of a capture, NZ weights": "no fractal layouts in host memory, one order of launches",
 }
 
 
