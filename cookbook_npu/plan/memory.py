@@ -442,8 +442,11 @@ def graph_mode(config: RunConfig) -> tuple[str, str]:
     if config.rollout.engine != "vllm" or not config.target.has_soc or config.is_sft:
         return "off", "graphs are for vLLM on an NPU"
     family = model_of(config).family
-    if family not in GRAPH_FAMILIES:
-        return "off", f"no test captures graphs of {family}"
+    untested = [family] if family not in GRAPH_FAMILIES else []
+    untested += ["several tenants"] if config.tenants else []
+    untested += ["routing replay"] if config.rollout.routing_replay else []
+    if untested:
+        return "off", f"no test captures graphs of {', '.join(untested)}"
     return "FULL_DECODE_ONLY", "tests replay them after weight updates and sleep"
 
 

@@ -175,6 +175,10 @@ def test_recipe_trains_saves_and_resumes(with_mindspeed, models, tmp_path, run):
     }
     assert shims["mindspeed.optimizer_state"]["state"] == "applied"
     assert "3 of 3" in done.stdout
+    # of the ledger of unfinished launches, in any role
+    hazard = re.compile(r"\[fake CANN\].*(are unfinished|on another stream)")
+    logs = [log.read_text(errors="replace") for log in folder.glob("logs/*.log")]
+    assert logs and not any(map(hazard.search, logs))
 
 
 def started(stack, file: Path, folder: Path, recipe: str) -> subprocess.Popen:
