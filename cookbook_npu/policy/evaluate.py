@@ -391,12 +391,18 @@ def ask(
     run = RunFolder.open(path)
     run.refuse_tenants("policy")
     title = f"after {counted(chosen_checkpoint(run, step).step, 'step')}"
+    data = run.config().data
+    sources = data.mixture or [data.prompt_data]
+    if not prompts and not data.eval_data and not {*sources} & {*GENERATED}:
+        return AnswerTable(
+            (title,), (), empty="no held-out prompts: give ask some of your own"
+        )
     with tempfile.TemporaryDirectory() as folder:
-        data, answers = Path(folder, "prompts.jsonl"), Path(folder, "answers.json")
+        asked, answers = Path(folder, "prompts.jsonl"), Path(folder, "answers.json")
         lines = [json.dumps({"prompt": text, "label": "-"}) for text in prompts]
-        data.write_text("\n".join(lines), encoding="utf-8")
+        asked.write_text("\n".join(lines), encoding="utf-8")
         given = dict(run=str(run.path), step=step, max_tokens=max_tokens)
-        given["data"] = str(data) if lines else None
+        given["data"] = str(asked) if lines else None
         code = (
             "import json, pathlib, sys; from cookbook_npu.policy.evaluate import _answer_here; "
             "pathlib.Path(sys.argv[2]).write_text(json.dumps(_answer_here(json.loads(sys.argv[1]))))"

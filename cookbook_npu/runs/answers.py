@@ -48,6 +48,7 @@ class AnswerTable:
     titles: tuple[str, ...]  # of the evaluations
     rows: tuple[AnswerRow, ...]
     whose: str = "held-out prompt"  # head of the prompts
+    empty: str = "no evaluation was saved (rollout.eval_every, output.save_samples)"
 
     def _repr_html_(self) -> str:
         if not self.rows:
@@ -61,7 +62,7 @@ class AnswerTable:
 
     def __str__(self) -> str:
         if not self.rows:
-            return "no evaluation was saved (rollout.eval_every, output.save_samples)"
+            return self.empty
         lines = []
         for row in self.rows:
             lines.append(f"{_one_line(row.prompt)}   correct: {_one_line(row.label)}")

@@ -169,7 +169,7 @@ def check_ended(folder: Path, driver: Driver, met: dict) -> None:
     "The run is over, nothing of it lives, and its folder holds what it held when the blow fell"
     assert driver.end() != 0
     if met["role"] == "raylet":
-        assert "Resume the run" in driver.text(), driver.text()
+        assert "resume with: cookbook-npu run --resume" in driver.text(), driver.text()
     _, left = psutil.wait_procs(living(met["below"]), timeout=400)
     assert not left, f"processes that outlive their run: {left}"
     kept = folder / "metrics.jsonl"
