@@ -180,7 +180,9 @@ def test_sigterm_ends_the_command_and_its_kernel_between_two_steps(
     assert prompts(folder) == prompts(undisturbed)
     assert weights(folder) == weights(undisturbed)
     assert ids.keys() == set(TRACKERS)
-    assert json.loads((folder / "trackers.json").read_text()) == ids
+    # SwanLab writes a run on this machine anew, so that no step stands twice
+    again = json.loads((folder / "trackers.json").read_text())
+    assert {name for name in ids if again[name] != ids[name]} == {"swanlab"}
     assert (
         len(
             list(
