@@ -15,10 +15,9 @@ from conformance import folder_weights, teacher_forced
 from torch._subclasses.fake_tensor import FakeTensor
 
 from cookbook_npu.rollout import vllm_layers
-from real_stack.jobs import ENGINE_ARGS
+from real_stack.jobs import ENGINE_ARGS, SIZES
 
 METHODS = ("reload_weights", "update_weights", "load_weights")
-SIZES = [1, 2, 4, 8]
 PROMPTS = ["1+1=", "2*3=", "What is 12 plus 30?", "7-5=", "Say why 9 is odd:", "4*4="]
 HIT, PAD, MISS = 1, 3, 6  # prompts of two samples each
 
@@ -126,8 +125,7 @@ class Lane:
         from cookbook_npu.rollout.vllm import VllmEngine
 
         self.paths = [Path(folder, f"{family}{seed}") for seed in (0, 1)]
-        compilation = {"cudagraph_capture_sizes": SIZES}
-        args = {**ENGINE_ARGS, "compilation_config": compilation}
+        args = {**ENGINE_ARGS, "compilation_config": SIZES}
         common = {"dtype": "float32", "max_tokens": 64, "kv_cache_bytes": 8 << 20}
         self.engine = VllmEngine(
             self.paths[0], graphs=mode, engine_args=args, **(common | settings)

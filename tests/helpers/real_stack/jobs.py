@@ -15,6 +15,7 @@ from typing import Any
 
 # Triton's interpreter takes a minute to profile the 8,192 tokens that vLLM would batch
 ENGINE_ARGS = {"max_num_batched_tokens": 256}
+SIZES = {"cudagraph_capture_sizes": [1, 2, 4, 8]}
 
 
 def ranks(
@@ -71,9 +72,10 @@ def conformance(
 
     def build(path: Any, **changes: Any) -> VllmEngine:
         settings: dict[str, Any] = {"dtype": dtype, "max_tokens": 64, "graphs": graphs}
-        settings |= {"kv_cache_bytes": 8 << 20, "engine_args": ENGINE_ARGS}
-        if graphs != "off":
-            settings["engine_args"] = {**ENGINE_ARGS, "max_num_seqs": 8}
+        args = (
+            {**ENGINE_ARGS, "compilation_config": SIZES} if graphs != "off" else ENGINE_ARGS
+        )
+        settings |= {"kv_cache_bytes": 8 << 20, "engine_args": args}
         return VllmEngine(path, **{**settings, **changes})
 
     paths = [Path(folder, f"{family}{seed}") for seed in (0, 1)]
