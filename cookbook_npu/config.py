@@ -1002,7 +1002,7 @@ def whole_run(folder: Path) -> Path:
     return run if inside else folder
 
 # %% ../nbs/01_config.ipynb #cc8aa694
-TrackerName = Literal["wandb", "swanlab", "mlflow", "clearml"]
+TrackerName = Literal["wandb", "swanlab", "mlflow"]
 
 
 class OutputConfig(Config):
@@ -1039,7 +1039,7 @@ class OutputConfig(Config):
         True, "write each rollout to samples/, replayable without an engine"
     )
     trackers: tuple[TrackerName, ...] = setting(
-        (), "experiment trackers: wandb, swanlab, mlflow, clearml"
+        (), "experiment trackers: wandb, swanlab, mlflow"
     )
     project: str | None = setting(
         None, "project of the trackers; experiment for mlflow (None: the recipe)"

@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections import defaultdict
 from pathlib import Path
 
@@ -111,26 +110,10 @@ def mlflow_points(folder, run_id) -> Points:
     }
 
 
-def clearml_points(folder, run_id) -> Points:
-    "From the session that ClearML would send"
-    found = defaultdict(list)
-    with zipfile.ZipFile(folder / "offline" / f"{run_id}.zip") as session:
-        task = json.loads(session.read("task.json"))
-        assert (task["id"], task["name"]) == (run_id, "run")
-        assert "seventy-one" in session.read("log.jsonl").decode()
-        for line in session.read("metrics.jsonl").decode().splitlines():
-            for event in json.loads(line):
-                title, series = event["metric"], event["variant"]
-                name = title if title == series else f"{title}/{series}"
-                found[name].append((event["iter"], event["value"]))
-    return found
-
-
 READERS = {
     "wandb": wandb_points,
     "swanlab": swanlab_points,
     "mlflow": mlflow_points,
-    "clearml": clearml_points,
 }
 
 
@@ -138,14 +121,7 @@ def test_every_tracker_is_read_back():
     assert READERS.keys() == TRACKERS.keys()
 
 
-LONG = ("clearml",)
-CASES = [
-    pytest.param(name, marks=pytest.mark.lane("runs")) if name in LONG else name
-    for name in READERS
-]
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", READERS)
 def test_a_tracker_holds_what_metrics_jsonl_holds(name, tmp_path):
     "After a first session, a resumed one, and one that repeats steps, also after the loss of its trainer"
     if importlib.util.find_spec(name) is None:
