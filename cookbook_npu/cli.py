@@ -51,6 +51,7 @@ from .errors import (
     CookbookError,
     MissingError,
     NothingLearned,
+    RunLocked,
     nearest,
 )
 from .notebook import parameter_defaults, recipe_of
@@ -1125,10 +1126,14 @@ def _list_runs(
             typer.echo(f"page: {page}")
         return
     old = listing.old_runs(root, keep)
-    for path in old:
-        if remove:
-            listing.remove_run(path)
-        typer.echo(path.name)
+    for path in list(old):
+        try:
+            if remove:
+                listing.remove_run(path)
+            typer.echo(path.name)
+        except RunLocked:  # resumed since it was listed
+            old.remove(path)
+            typer.echo(f"{path.name} runs again and stays")
     word = "removed" if remove else "would be removed; add --remove"
     typer.echo(f"{len(old)} of {counted(len(lines), 'run')} {word}")
 
