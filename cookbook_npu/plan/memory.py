@@ -9,22 +9,26 @@ __all__ = ['ELEMENT_BYTES', 'TINY_VOCABULARY', 'HOST_STATE_BYTES', 'PATCHES_PER_
            'trainer_parameters', 'optimizer_share', 'trainer_state', 'critic_parameters', 'slot_bytes',
            'adapter_parameters', 'trained_parameters', 'host_optimizer_bytes', 'layer_elements', 'micro_batch',
            'rank_share', 'activations', 'logits', 'most_image_tokens', 'tower_activations', 'training',
-           'critic_training', 'scoring', 'communicators', 'planned_communicator_bytes', 'graph_mode', 'pass_bytes',
-           'device_overhead', 'allocator_cache', 'kv_bytes', 'engine_work', 'kv_cache_bytes', 'engine_components',
-           'cache_tokens', 'capacity_of', 'planned_cache', 'teachers_of', 'sent_bytes', 'HandleNeeds', 'why_no_handles',
-           'planned_backend', 'keeps_frozen', 'engine_keeps_frozen', 'memory_phases', 'check_fits', 'largest_part',
-           'tight_phases', 'host_bytes']
+           'critic_training', 'scoring', 'communicators', 'planned_communicator_bytes', 'release_before', 'graph_mode',
+           'pass_bytes', 'device_overhead', 'allocator_cache', 'kv_bytes', 'engine_work', 'kv_cache_bytes',
+           'engine_components', 'cache_tokens', 'capacity_of', 'planned_cache', 'teachers_of', 'sent_bytes',
+           'HandleNeeds', 'why_no_handles', 'planned_backend', 'keeps_frozen', 'engine_keeps_frozen', 'memory_phases',
+           'check_fits', 'largest_part', 'tight_phases', 'host_bytes']
 
 # %% ../../nbs/plan/01_memory.ipynb #4d9b1f95
 import os
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
+
+from packaging.version import Version
 
 from ..config import LoraConfig, RunConfig, is_tiny
 from ..data.datasets import FORMATS
 from ..data.tasks import PICTURED
 from ..errors import ConfigError, DeviceError
 from ..model.first_weights import teacher_model
+from ..npu.stack.settings import GRAPHS_WITH_SLEEP
 from ..plan.dimensions import (
     Dimensions,
     dimensions_of_folder,
@@ -434,6 +438,14 @@ def planned_communicator_bytes(config: RunConfig, role: Role) -> int:
 GRAPH_FAMILIES = ("qwen3", "qwen3_moe", "qwen3_vl")
 
 
+def release_before(wanted: tuple[int, int]) -> bool:
+    "Return whether vllm-ascend is installed in an older release"
+    try:
+        return Version(version("vllm-ascend")).release[:2] < wanted
+    except PackageNotFoundError:
+        return False
+
+
 def graph_mode(config: RunConfig) -> tuple[str, str]:
     "Return the mode of the engine's captured graphs (off: eager), and why"
     asked = config.rollout.graphs
@@ -445,6 +457,8 @@ def graph_mode(config: RunConfig) -> tuple[str, str]:
     untested = [family] if family not in GRAPH_FAMILIES else []
     untested += ["several tenants"] if config.tenants else []
     untested += ["routing replay"] if config.rollout.routing_replay else []
+    if release_before(GRAPHS_WITH_SLEEP):
+        return "off", "before vllm-ascend 0.23 graphs replayed weights that sleep had freed"
     if untested:
         return "off", f"no test captures graphs of {', '.join(untested)}"
     return "FULL_DECODE_ONLY", "tests replay them after weight updates and sleep"

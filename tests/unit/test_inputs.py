@@ -310,8 +310,6 @@ from cookbook_npu.data.rewards import RewardPool
 from cookbook_npu.data.sample import Sample
 from cookbook_npu.plan.preflight import check_scorers
 from cookbook_npu.recipes import qwen3_4b_colocate
-from cookbook_npu.runs.folder import input_checksums
-from cookbook_npu.runs.compare import changed_data
 
 config = qwen3_4b_colocate(
     overrides={"code_folder": sys.argv[1], "reward.scorers": {sys.argv[2]: 1.0}}
