@@ -51,9 +51,8 @@ class Observation:
     tool_errors: int = 0  # calls without a result
     oracle_calls: int = 0  # calls answered from the label
     answers: tuple[float, ...] = ()  # rewards of the answers in this turn, in order
-    board: str = (
-        ""  # a line for people; a letter before 🟩, 🟨 or ⬛ is shown in that colour
-    )
+    # a line for people; a letter before 🟩, 🟨 or ⬛ is shown in that colour
+    board: str = ""
 
 
 class Environment(ABC):

@@ -293,7 +293,7 @@ def check_training(model, want: dict) -> dict[str, float]:
             objective(batch.split(logp), numbers).backward()
         norms.append(optimizer.step()[1])
     weights, reference_norms = want["trained"]
-    differences = [abs(a - b) for a, b in zip(norms, reference_norms, strict=True)]
+    differences = [abs(a / b - 1) for a, b in zip(norms, reference_norms, strict=True)]
     return {
         "micro_batches": len(mine),
         "norm": max(differences),
@@ -588,5 +588,5 @@ def test_training_steps_equal_plain_adamw(results, case):
     for rank in results:
         trained = rank[case]["trained"]
         assert trained["micro_batches"] >= 2
-        assert trained["norm"] <= 2 * TOLERANCE  # of all gradients; 1.06e-5 was seen
+        assert trained["norm"] <= 1e-6  # relative: norms of 6 to 35 in float32
         assert trained["weights"] <= TOLERANCE
