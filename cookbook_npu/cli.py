@@ -5,12 +5,11 @@
 # %% auto #0
 __all__ = ['app', 'complete_recipes', 'complete_parameters', 'complete_scales', 'complete_keys', 'NO_NPU_SOFTWARE', 'join_pairs',
            'find_notebook', 'no_parameter', 'check_names', 'add_defaults', 'name_run', 'resolve_run', 'check_kernel',
-           'resume_parameters', 'print_progress', 'execute', 'completes', 'complete_shims', 'complete_jobs',
-           'complete_runs', 'show_settings', 'is_finished', 'print_result', 'refuse_empty_result', 'planned_config',
-           'machine_need', 'one_scale', 'save_bundle', 'planned_notebook', 'recipe_summary', 'compared',
-           'show_comparison', 'job_words', 'job_parameters', 'end_job', 'check_options', 'devices_of_machine',
-           'check_nodes', 'check_network', 'check_launch', 'new_job', 'resume_job', 'start_job', 'follow_job',
-           'show_rehearsal', 'main', 'exit_with']
+           'resume_parameters', 'print_progress', 'execute', 'completes', 'complete_jobs', 'complete_runs',
+           'show_settings', 'is_finished', 'print_result', 'refuse_empty_result', 'planned_config', 'machine_need',
+           'one_scale', 'save_bundle', 'planned_notebook', 'recipe_summary', 'compared', 'show_comparison', 'job_words',
+           'job_parameters', 'end_job', 'check_options', 'devices_of_machine', 'check_nodes', 'check_network',
+           'check_launch', 'new_job', 'resume_job', 'start_job', 'follow_job', 'show_rehearsal', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
 import inspect
@@ -345,14 +344,6 @@ complete_keys = completes(lambda: (key.name for key in config_keys()))
 
 # %% ../nbs/99_cli.ipynb #e9f41e80
 @completes
-def complete_shims() -> Iterable[str]:
-    "Complete the name of a shim"
-    from .npu.shims.explain import shim_names
-
-    return shim_names()
-
-
-@completes
 def complete_jobs() -> Iterable[str]:
     "Complete the id of a job"
     from .cluster.launch import list_jobs
@@ -631,7 +622,6 @@ def _config(
     "shims",
     rich_help_panel=_BEFORE,
     epilog="Examples: cookbook-npu shims; cookbook-npu shims ./my_shim.py; "
-    "cookbook-npu shims --explain torch.host_cache; "
     "cookbook-npu shims --check",
 )
 def _shims(
@@ -647,29 +637,18 @@ def _shims(
     check: Annotated[
         bool, Option("--check", help="Exit with 1 when a shim is refused.")
     ] = False,
-    explain: Annotated[
-        str,
-        Option(
-            metavar="NAME",
-            help="Print the documentation of one shim.",
-            autocompletion=complete_shims,
-        ),
-    ] = "",
     as_json: _AsJson = False,
 ) -> None:
     "List the NPU shims with their state in a new process."
-    from .npu.shims import explain as explanations
+    from .npu.shims.registry import refused_shims, report_table
 
-    if explain:
-        typer.echo(explanations.explain_shim(explain))
-        return
     _announce(f"starting a {role} process to probe its shims")
     report = _shim_report(role, simulate, own or ())
     if as_json:
         typer.echo(json.dumps(report, indent=1))
     else:
-        typer.echo(explanations.report_table(report))
-    bad = explanations.refused_shims(report)
+        typer.echo(report_table(report))
+    bad = refused_shims(report)
     if check and bad:
         exit_with(f"refused: {', '.join(bad)}", 1)
 

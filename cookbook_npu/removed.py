@@ -99,6 +99,7 @@ REMOVED_OPTIONS: dict[str, str] = {
     "plan --search": "Plan each layout: -p overrides '{\"placement.devices\": 16}'.",
     "runs --max-gb": "Give the number of runs to keep: --keep 14.",
     "runs --unfinished": "Remove such a run by its name: rm -r runs/NAME.",
+    "shims --explain": "Read the shim's section: npu/shims of the documentation.",
     "report --soc": "The plan of a chip: cookbook-npu plan RECIPE --soc CHIP.",
 }
 
