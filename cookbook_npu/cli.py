@@ -7,9 +7,9 @@ __all__ = ['app', 'complete_recipes', 'complete_parameters', 'complete_scales', 
            'find_notebook', 'no_parameter', 'check_names', 'add_defaults', 'name_run', 'resolve_run', 'check_kernel',
            'resume_parameters', 'print_progress', 'execute', 'completes', 'complete_jobs', 'complete_runs',
            'show_settings', 'is_finished', 'print_result', 'refuse_empty_result', 'planned_config', 'machine_need',
-           'one_scale', 'save_bundle', 'planned_notebook', 'recipe_summary', 'compared', 'show_comparison', 'job_words',
-           'job_parameters', 'end_job', 'check_options', 'devices_of_machine', 'check_nodes', 'check_network',
-           'check_launch', 'new_job', 'resume_job', 'start_job', 'follow_job', 'show_rehearsal', 'main', 'exit_with']
+           'one_scale', 'save_bundle', 'planned_notebook', 'recipe_summary', 'compared', 'job_words', 'job_parameters',
+           'end_job', 'check_options', 'devices_of_machine', 'check_nodes', 'check_network', 'check_launch', 'new_job',
+           'resume_job', 'start_job', 'follow_job', 'show_rehearsal', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
 import inspect
@@ -1118,8 +1118,9 @@ def _list_runs(
 
 # %% ../nbs/99_cli.ipynb #d57f3505
 def compared(runs: Sequence[Path], against: str | None) -> list[Any]:
-    "Compare two runs of the same settings, or each run with the recipe (against 'expected')"
+    "Compare runs with each other, or each with its recipe (against 'expected')"
     from .runs.compare import compare_expected, compare_runs
+    from .runs.outcomes import run_outcomes
 
     if against not in (None, "expected"):
         raise ConfigError(f"--against is {against!r}", "Give expected.")
@@ -1128,26 +1129,10 @@ def compared(runs: Sequence[Path], against: str | None) -> list[Any]:
             "compare was given one run",
             "Add a second one, or --against expected.",
         )
-    results: list[Any] = []
-    if len(runs) == 2:
-        results.append(compare_runs(*runs))
     if against:
-        results += [compare_expected(run) for run in runs]
-    return results
-
-
-def show_comparison(results: Sequence[Any], as_json: bool, page: Path | None) -> int:
-    "Print comparisons, write the page of the first; returns 0 (same) or 1 (different)"
-    from .runs.compare import comparison_text, write_comparison
-
-    if as_json:
-        typer.echo(json.dumps([result.as_json() for result in results], indent=1))
-    else:
-        typer.echo(fit("\n\n".join(comparison_text(result) for result in results)))
-    if page:
-        write_comparison(results[0], page)
-        typer.echo(f"page: {page}", err=as_json)
-    return 0 if all(result.same for result in results) else 1
+        results = [compare_runs(*runs)] if len(runs) == 2 else []
+        return results + [compare_expected(run) for run in runs]
+    return [compare_runs(*runs) if len(runs) == 2 else run_outcomes(runs)]
 
 # %% ../nbs/99_cli.ipynb #773f0108
 @app.command(
@@ -1179,21 +1164,20 @@ def _compare(
         Path | None, Option("--html", help="Write an HTML page with the curves.")
     ] = None,
 ) -> None:
-    """Compare runs: final numbers with standard errors, or number by number for equal settings.
+    """Compare runs: step by step if equal settings repeat bitwise, else by their final numbers.
 
-    Equal settings: exits with 0 (the same
-    within the rules) or 1 (different); 2: no comparison."""
-    from .runs import outcomes
+    Exits with 0 (the same, or other settings), 1 (different) or 2 (no comparison)."""
+    from .runs.compare import write_comparison
 
-    if len(runs) > 1 and against is None:
-        found = outcomes.run_outcomes(runs)
-        if found.settings or len(runs) > 2:
-            typer.echo(json.dumps(found.as_json(), indent=1) if as_json else str(found))
-            if page:
-                outcomes.write_outcomes(found, page)
-                typer.echo(f"page: {page}", err=as_json)
-            return
-    raise typer.Exit(show_comparison(compared(runs, against), as_json, page))
+    results = compared(runs, against)
+    if as_json:
+        typer.echo(json.dumps([result.as_json() for result in results], indent=1))
+    else:
+        typer.echo(fit("\n\n".join(map(str, results))))
+    if page:
+        write_comparison(results[0], page)
+        typer.echo(f"page: {page}", err=as_json)
+    raise typer.Exit(not all(result.same for result in results))
 
 # %% ../nbs/99_cli.ipynb #394cd618
 def job_words(*words: str | Path) -> list[str]:
