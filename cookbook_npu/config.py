@@ -897,11 +897,6 @@ class PlacementConfig(Config):
     trainer_devices: int | None = setting(
         None, "devices of the trainer (None: all with colocate, half with split)", gt=0
     )
-    sleep: Literal["offload", "torch_memory_saver"] = setting(
-        "offload",
-        "how a sleeping trainer releases memory: copies on the host, or unmapped pages",
-        effect="later",
-    )
     destroy_process_groups: bool = setting(
         False,
         "destroy the communicators of a sleeping trainer and recreate them on wake-up",
@@ -1607,8 +1602,8 @@ _REQUIRED: tuple[_Required, ...] = (
     (
         "devices that are no NPUs",
         lambda c: c.target.device.name != "npu",
-        {"placement.sleep": "offload", "placement.destroy_process_groups": False},
-        "The other ways to sleep act on NPUs only",
+        {"placement.destroy_process_groups": False},
+        "Only communicators of NPUs hold device memory",
     ),
     (
         "a dense model.tiny",

@@ -39,6 +39,7 @@ REMOVED_KEYS = {
     "parallel.sequence": "Leave it out: it is on with parallel.tensor above 1.",
     "placement.call_timeout_s": "It is a constant now.",
     "placement.hccl_port_base": "Export HCCL_HOST_SOCKET_PORT_RANGE and HCCL_NPU_SOCKET_PORT_RANGE.",
+    "placement.sleep": "Leave it out: a sleeping trainer copies its memory to the host.",
     "placement.transfer_timeout_s": "Set faults.hang_timeout_s: it is a fifth of that.",
     "placement.hccl_buffer_mb": "Set HCCL_BUFFSIZE in placement.trainer_env and placement.rollout_env.",
     "reward.batch_size": "It is a constant now.",

@@ -254,7 +254,7 @@ def _switch_bytes(d: Dimensions, config: RunConfig, capacity: int) -> tuple[int,
     # gradients are not copied
     state = trainer_state(stage, config)
     kept = sum(c.nbytes for c in state if not c.name.endswith("gradients"))
-    if not config.lora.rank or config.placement.sleep != "offload":
+    if not config.lora.rank:
         return kept, kept
     # weights under an adapter stay on the device, or were copied by the first sleep
     frozen = ELEMENT_BYTES[config.model.dtype] * trainer_parameters(stage, config)
