@@ -288,11 +288,9 @@ def execute(
             return  # the caller says so, below the result
         where = f"{e.ename} in cell {e.exec_count} of the notebook"
         _exit_run(f"{where}: {e.evalue}", folder)
-    if not (folder / "config.json").is_file():  # sys.exit(0) is no error to papermill
+    if not (folder / "config.json").is_file():
         exit_with(
-            f"the notebook ended before a run began: {notebook.name} has called sys.exit, or has no "
-            "session(config) with the parameters of the command",
-            1,
+            f"{notebook.name} has no session(config) with the parameters of the command", 1
         )
 
 

@@ -26,6 +26,7 @@ import keyword
 import math
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -1476,7 +1477,11 @@ def flat_overrides(
         )
     for name, value in overrides.items():
         key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and key in config_sections():
+        if key.partition(".")[0] == "warm_start":  # how tiny models were made
+            warnings.warn(
+                f"{key} has no effect. {REMOVED_KEYS['warm_start']}", stacklevel=2
+            )
+        elif isinstance(value, Mapping) and key in config_sections():
             yield from flat_overrides(value, f"{key}.")
         else:
             yield key, value
@@ -2521,8 +2526,10 @@ def stored_config(values: Any) -> RunConfig:
         for key in REMOVED_KEYS:
             _drop(values, key.split("."))
         for tenant in (values.get("tenants") or {}).values():
-            for key in REMOVED_KEYS:
-                tenant.pop(key, None)
+            for key in [
+                k for k in tenant if k in REMOVED_KEYS or k.startswith("warm_start.")
+            ]:
+                del tenant[key]
     return build_config(RunConfig, values)
 
 

@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from .errors import ConfigError
 
 # %% ../nbs/09_removed.ipynb #36fff750
-_SHIPPED = (
-    "The package ships trained tiny models: for another one give its folder as model."
-)
 # dotted configuration key -> what to use instead
 REMOVED_KEYS = {
     "algorithm.overlong_penalty": "It is 1: give the scorer length a weight instead.",
@@ -67,13 +64,7 @@ REMOVED_KEYS = {
     "train.logprob_diff_alarm": "It is a constant now.",
     "train.logprob_diff_factor": "It is a constant now.",
     "train.sequence_limit": "Set data.max_prompt_tokens and sampling.max_response_tokens.",
-    "warm_start.steps": _SHIPPED,
-    "warm_start.batch": _SHIPPED,
-    "warm_start.learning_rate": _SHIPPED,
-    "warm_start.noisy_steps": _SHIPPED,
-    "warm_start.noisy_learning_rate": _SHIPPED,
-    "warm_start.corrupt": _SHIPPED,
-    "warm_start.seed": _SHIPPED,
+    "warm_start": "The package ships trained tiny models: for another one give its folder as model.",
 }
 # key and value -> what to use instead
 REMOVED_VALUES = {
