@@ -185,13 +185,13 @@ def start_ours(task: Task) -> Any:
         num_steps=task["steps"] + 1,  # the last step of a run also saves
         overrides=overrides,
     )
-    classes = {
-        "trainer": "cookbook_npu.train.trainer:Trainer",
-        "rollout": "cookbook_npu.train.rollout_worker:RolloutWorker",
-    }
     kwargs = {"config": config, "hf_path": task["folder"]}
-    trainer, engine = (
-        LocalWorkerGroup.create(name, role, kwargs=kwargs) for name, role in classes.items()
+    trainer = LocalWorkerGroup.create(
+        "trainer", "cookbook_npu.train.trainer:Trainer", kwargs=kwargs
+    )
+    kwargs["load_weights"] = not task["lora"]  # the first update sends an adapter
+    engine = LocalWorkerGroup.create(
+        "rollout", "cookbook_npu.train.rollout_worker:RolloutWorker", kwargs=kwargs
     )
     engine.call("engine.sleep")
     workers = Workers(None, config, task["folder"], trainer, Engines([engine]))
