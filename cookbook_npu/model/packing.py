@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['LAYOUTS', 'MicroBatches', 'Tokens', 'TokenBatch', 'attention_params', 'take_shared_prompts', 'model_inputs', 'pack',
            'pad', 'context_parts', 'ContextPart', 'split_context', 'micro_batch_tokens', 'check_lengths',
-           'longest_first', 'first_fit', 'round_up', 'level', 'deal', 'sequence_cost', 'plan_micro_batches',
-           'prompt_units']
+           'longest_first', 'first_fit', 'level', 'deal', 'sequence_cost', 'plan_micro_batches', 'prompt_units']
 
 # %% ../../nbs/model/01_packing.ipynb #22c4fd3e
 import math
@@ -24,17 +23,13 @@ from ..errors import ConfigError, DataError
 
 # %% ../../nbs/model/01_packing.ipynb #ad89e09b
 class Tokens(Protocol):
-    "The attributes of a sample that packing needs"
+    "The attributes of a sample that packing needs: token ids"
 
     @property
-    def prompt_ids(self) -> Sequence[int]:
-        "Token ids"
-        ...
+    def prompt_ids(self) -> Sequence[int]: ...
 
     @property
-    def response_ids(self) -> Sequence[int]:
-        "Token ids"
-        ...
+    def response_ids(self) -> Sequence[int]: ...
 
 # %% ../../nbs/model/01_packing.ipynb #9b49d9af
 @dataclass(frozen=True)
@@ -66,30 +61,14 @@ class TokenBatch:
             return []
         return list(values_R.split(self.response_lengths))
 
-    def join(self, values: Sequence[Tensor]) -> Tensor:  # values_R
-        "Invert `split`; raise `DataError` for wrong lengths"
-        lengths = [len(v) for v in values]
-        if lengths != self.response_lengths:
-            raise DataError(
-                f"values of {lengths} response tokens for samples of {self.response_lengths}",
-                "Give one value for each response token.",
-            )
-        if not values:
-            return self.rows_R.new_zeros(0, dtype=torch.float32)
-        return torch.cat(list(values))
-
     def to(self, device: torch.device | str) -> "TokenBatch":
         "Return the batch on a device; NPU kernels take the boundaries from the host"
-        names = ["ids_BT", "positions_BT", "rows_R", "targets_R"]
-        if self.pixel_values is not None:
-            names += ["pixel_values", "image_grid_thw"]
-        if self.routed_experts is not None:
-            names.append("routed_experts")
-        if self.read_F is not None:
-            names += ["read_F", "own_T"]
-        if self.cu_seqlens is not None and torch.device(device).type == "cuda":
-            names.append("cu_seqlens")
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
+        kept = () if torch.device(device).type == "cuda" else ("cu_seqlens",)
+        moved = {
+            name: value.to(device, non_blocking=True)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor) and name not in kept
+        }
         return replace(self, **moved)
 
 # %% ../../nbs/model/01_packing.ipynb #90d71aed
@@ -192,11 +171,9 @@ def _own_experts(
     samples: Sequence[Any],
     lengths: Sequence[
         int
-    ],  # tokens of the samples, padding included, then perhaps of padding
-) -> (
-    list[Tensor] | None
-):  # [tokens, layers, top-k] of each; None if no sample has expert ids
-    """Return the expert ids of every token.
+    ],  # tokens of the samples with their padding, then perhaps of padding
+) -> list[Tensor] | None:
+    """Return the expert ids of every token, [tokens, layers, top-k]; None if no sample has any
 
     Tokens without ids carry no loss: the last one of a sample, and padding. They get those of the
     first tokens, so that the load of the experts stays as it is."""
@@ -447,35 +424,6 @@ def first_fit(
         used[at] += lengths[i]
     return found
 
-# %% ../../nbs/model/01_packing.ipynb #a8a25673
-def _halve(members: Sequence[int], lengths: Sequence[int]) -> tuple[list[int], list[int]]:
-    "Split a micro-batch in two: longest sample first, to the lighter half"
-    parts: tuple[list[int], list[int]] = ([], [])
-    load = [0, 0]
-    for i in sorted(members, key=lambda i: -lengths[i]):
-        side = int(load[1] < load[0])
-        parts[side].append(i)
-        load[side] += lengths[i]
-    return parts
-
-
-def round_up(
-    micro_batches: MicroBatches,
-    lengths: Sequence[int],  # tokens of each sample
-    multiple: int,
-) -> MicroBatches:
-    "Halve the heaviest micro-batches, or add empty ones, until `multiple` divides their number"
-    found = [list(members) for members in micro_batches]
-    while not found or len(found) % multiple:
-        divisible = [members for members in found if len(members) > 1]
-        if not divisible:
-            found.append([])
-            continue
-        heaviest = max(divisible, key=lambda m: micro_batch_tokens(m, lengths))
-        found.remove(heaviest)
-        found.extend(_halve(heaviest, lengths))
-    return found
-
 # %% ../../nbs/model/01_packing.ipynb #b623b497
 def level(
     micro_batches: MicroBatches,  # a valid plan
@@ -541,7 +489,8 @@ def plan_micro_batches(
             f"data-parallel size is {data_parallel}", "It must be at least 1."
         )
     costs = lengths if costs is None else costs
-    found = round_up(first_fit(lengths, budget, padded), lengths, data_parallel)
+    found = first_fit(lengths, budget, padded) or [[]]
+    found += [[] for _ in range(-len(found) % data_parallel)]
     found = level(found, lengths, costs, budget, padded)
     weights = [sum(costs[i] for i in members) for members in found]
     plan = []
