@@ -50,6 +50,7 @@ from ..model.lora import (
     merge_adapter,
     use_adapter,
 )
+from .packing import take_shared_prompts
 from .routing_replay import prepare_routers, routers, stop_replay
 from .vision import fuse_tower
 from ..npu.device import accelerator
@@ -547,6 +548,7 @@ def load_model(
         config.num_labels = 1
         config.untie_embeddings_and_output_weights = True
     module = _build(config, path, model)
+    take_shared_prompts(module)
     if routing_replay:
         prepare_routers(module, layout.device)
     if frozen:

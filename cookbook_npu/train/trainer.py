@@ -50,7 +50,9 @@ from ..model.packing import (
     LAYOUTS,
     TokenBatch,
     check_lengths,
+    pack,
     plan_micro_batches,
+    prompt_units,
     sequence_cost,
 )
 from ..model.routing_replay import stop_replay
@@ -304,6 +306,14 @@ class ModelPasses(ABC):
         return self.config.sequence_limit
 
     @property
+    def shares_prompts(self) -> bool:
+        "Whether the samples of a prompt compute it once: text, and layers that mix tokens in attention only"
+        model = self.model
+        mixes = model.config.num_moe_experts or model.config.linear_num_value_heads
+        whole = model.layout.context_size == 1 and model.decoder is model.module
+        return self.layout == "thd" and whole and not mixes
+
+    @property
     def is_reporting(self) -> bool:
         "Whether this rank returns log-probs and metrics: TP and CP rank 0 of the last stage"
         place = self.model.layout
@@ -320,14 +330,19 @@ class ModelPasses(ABC):
             ids = batch.tokens[i]
             check_image_runs(ids.name, ids.sequence, ids.images, self.model.hf_config)
         hidden_size = self.model.decoder.config.hidden_size
+        budget = self.config.train.micro_batch_tokens
+        units = [[i] for i in rows]
+        if self.shares_prompts:
+            units = prompt_units(batch.tokens, rows, budget, layout.data_size)
+        lengths = [sum(all_lengths[i] for i in unit) for unit in units]
         plan = plan_micro_batches(
             lengths,
-            self.config.train.micro_batch_tokens,
+            budget,
             layout.data_size,
-            [sequence_cost(n, hidden_size) for n in lengths],
+            [sum(sequence_cost(all_lengths[i], hidden_size) for i in unit) for unit in units],
             padded=self.layout == "bshd",
         )
-        return [[rows[i] for i in members] for members in plan[layout.data_rank]]
+        return [[i for k in members for i in units[k]] for members in plan[layout.data_rank]]
 
     def forward(
         self, batch: Batch, rows: Sequence[int], grad: bool
@@ -344,7 +359,8 @@ class ModelPasses(ABC):
                 ids = ids._replace(positions=positions)
             samples.append(ids)
         place = self.model.layout
-        packed = LAYOUTS[self.layout](samples, place.row_multiple, place.sequence_multiple)
+        lay_out = partial(pack, share=True) if self.shares_prompts else LAYOUTS[self.layout]
+        packed = lay_out(samples, place.row_multiple, place.sequence_multiple)
         what = f"a forward pass of the {self.name}"
         dropout = nullcontext() if grad else without_dropout(self.model.module)
         with torch.set_grad_enabled(grad), self.memory.explaining(what), dropout:

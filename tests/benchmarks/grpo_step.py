@@ -3,6 +3,7 @@
     pip install trl==1.16.0
     python tests/benchmarks/grpo_step.py [--sizes S M] [--repeats 7] [--steps 10]
     python tests/benchmarks/grpo_step.py --device cuda --sizes 0.6B    # both sides on a GPU
+    python tests/benchmarks/grpo_step.py --sizes SmolLM2 --equal [--lora 16] [--dtype bfloat16] [--no-levers]
 
 Both sides start from the same folder (a tiny random Qwen3), in float32, on one thread, and take the same
 step: 4 x 8 responses of a fixed number of tokens, temperature 1, the same reward, advantages centred by
@@ -37,11 +38,18 @@ from options import option_parser
 
 TRL = "1.16.0"
 PROMPTS, SAMPLES, RATE = 4, 8, 1e-3
+CHAT = """<|im_start|>system
+Reply with a number.<|im_end|>
+<|im_start|>user
+{}<|im_end|>
+<|im_start|>assistant
+"""
 SIZES = {
     "S": {"layers": 2, "hidden": 64, "tokens": 32},
     "M": {"layers": 4, "hidden": 256, "tokens": 128},
     "L256": {"layers": 8, "hidden": 384, "tokens": 256},  # 14 million weights
     "L1024": {"layers": 8, "hidden": 384, "tokens": 1024},
+    "SmolLM2": {"layers": 30, "hidden": 576, "tokens": 12},  # the pretrained model
     "0.6B": {"layers": 28, "hidden": 1024, "tokens": 256},  # of Qwen3, for --device cuda
 }
 SHAPE_06B = dict(
@@ -59,6 +67,12 @@ def reward(ids: list[int]) -> float:
     Over a power of two: TRL keeps rewards in float32, and those of long responses are nearly equal, so
     that another number's rounding would be seen in the advantages."""
     return sum(i % 10 for i in ids) / (1 << (9 * len(ids)).bit_length())
+
+
+def rewards(responses: list[list[int]], task: Task) -> list[float]:
+    "The rewards of a rollout; with `equal` every second group has one reward, as half of a real model's do"
+    same = [task["equal"] and i // SAMPLES % 2 for i in range(len(responses))]
+    return [1.0 if one else reward(ids) for one, ids in zip(same, responses, strict=True)]
 
 
 def used() -> dict[str, float]:
@@ -101,7 +115,8 @@ class Prompts:
 
 
 class Rewards:
-    def __init__(self) -> None:
+    def __init__(self, task: Task) -> None:
+        self.task = task
         from cookbook_npu.data.rewards import Counts, FailingLabels
 
         self.counts = Counts()
@@ -110,8 +125,8 @@ class Rewards:
     def grade(self, samples: list) -> list[Any]:
         from cookbook_npu.data.rewards import Grade
 
-        rewards = [reward(s.response_ids) for s in samples]
-        return [Grade(value, value > 0) for value in rewards]
+        found = rewards([s.response_ids for s in samples], self.task)
+        return [Grade(value, value > 0) for value in found]
 
     def take_reports(self) -> list:
         return []
@@ -137,6 +152,7 @@ def start_ours(task: Task) -> Any:
     from cookbook_npu.runs.metrics import SpanLog, Tracker
     from cookbook_npu.train.driver import Driver
     from cookbook_npu.train.rollout_worker import Engines
+    from cookbook_npu.train.trainer import ModelPasses
     from cookbook_npu.train.workers import DriverState, Workers
 
     longest = max(map(len, task["prompts"])) + task["tokens"]
@@ -152,7 +168,14 @@ def start_ours(task: Task) -> Any:
         "output.save_samples": False,
         # trainer and engine share a process
         "rollout.engine": "transformers",
+        "lora.rank": task["lora"],
+        "model.dtype": task["dtype"],
+        "placement.simulated_memory_bytes": 16 << 30,
+        # without it a row without an advantage is needed for its old log-probs
+        "algorithm.old_logprob_source": "rollout" if task["levers"] else "trainer",
     }
+    if not task["levers"]:
+        ModelPasses.shares_prompts = False
     config = qwen3_4b_colocate(
         scale="cuda" if task["device"] == "cuda" else "laptop",
         model=task["folder"],
@@ -162,20 +185,20 @@ def start_ours(task: Task) -> Any:
         num_steps=task["steps"] + 1,  # the last step of a run also saves
         overrides=overrides,
     )
-    classes = {
-        "trainer": "cookbook_npu.train.trainer:Trainer",
-        "rollout": "cookbook_npu.train.rollout_worker:RolloutWorker",
-    }
     kwargs = {"config": config, "hf_path": task["folder"]}
-    trainer, engine = (
-        LocalWorkerGroup.create(name, role, kwargs=kwargs) for name, role in classes.items()
+    trainer = LocalWorkerGroup.create(
+        "trainer", "cookbook_npu.train.trainer:Trainer", kwargs=kwargs
+    )
+    kwargs["load_weights"] = not task["lora"]  # the first update sends an adapter
+    engine = LocalWorkerGroup.create(
+        "rollout", "cookbook_npu.train.rollout_worker:RolloutWorker", kwargs=kwargs
     )
     engine.call("engine.sleep")
     workers = Workers(None, config, task["folder"], trainer, Engines([engine]))
     tracker = Tracker(span_log=SpanLog(clock=time.process_time))
     root = tempfile.mkdtemp(dir=Path(task["output"]).parent)
     folder = RunFolder.create(override(config, {"output.root": root}))
-    state = DriverState(config, workers, Prompts(task), [], Rewards(), folder, tracker)
+    state = DriverState(config, workers, Prompts(task), [], Rewards(task), folder, tracker)
     driver = Driver(state)
     driver.placement.send_first_weights()  # there is nothing to resume
     return driver
@@ -288,13 +311,25 @@ def start_trl(task: Task, steps: int) -> Any:
         save_strategy="no",
         disable_tqdm=True,
     )
-    score = lambda completion_ids, **_: [reward(ids) for ids in completion_ids]  # noqa: E731
+    score = lambda completion_ids, **_: rewards(completion_ids, task)  # noqa: E731
     score.__name__ = "reward"
     data = Dataset.from_dict({"prompt": task["prompts"]})
     model = AutoModelForCausalLM.from_pretrained(
-        task["folder"], dtype=getattr(torch, task.get("dtype", "float32"))
+        task["folder"], dtype=getattr(torch, task["dtype"])
     )
-    trainer = GRPOTrainer(model, reward_funcs=score, args=args, train_dataset=data)
+    adapter = None
+    if task["lora"]:
+        from peft import LoraConfig
+
+        adapter = LoraConfig(
+            r=task["lora"],
+            lora_alpha=2 * task["lora"],
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        )
+    trainer = GRPOTrainer(
+        model, reward_funcs=score, args=args, train_dataset=data, peft_config=adapter
+    )
     trainer.eos_token_ids = [NO_TOKEN]
     return trainer
 
@@ -476,13 +511,25 @@ def show(runs: dict[str, list[dict[str, Any]]]) -> None:
 
 def build(size: dict[str, Any], folder: Path) -> Path:
     "The tiny model without an end token, and without the padding token: transformers does not train that"
+    from transformers import AutoTokenizer
     from transformers.utils import logging
 
     from cookbook_npu.config import TinyConfig
+    from cookbook_npu.data.hub import packaged_model
     from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.model.tiny import hf_config, random_model
 
     logging.disable_progress_bar()
+    if size is SIZES["SmolLM2"]:
+        source = packaged_model("smollm2")
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer.eos_token = tokenizer.chat_template = None
+        tokenizer.save_pretrained(folder)
+        values = json.loads((source / "config.json").read_text())
+        values |= {"eos_token_id": None, "pad_token_id": None}
+        (folder / "config.json").write_text(json.dumps(values))
+        (folder / "model.safetensors").symlink_to(source / "model.safetensors")
+        return folder
     tokenizer = build_tokenizer()
     hidden = size["hidden"]
     tiny = TinyConfig(
@@ -502,6 +549,7 @@ def build(size: dict[str, Any], folder: Path) -> Path:
 
 def compare(size: str, args: argparse.Namespace, folder: Path) -> None:
     s, steps = SIZES[size], args.warm + args.steps
+    chat = CHAT if size == "SmolLM2" else "{}"
     task = {
         "folder": str(build(s, folder / f"model_{size}")),
         "output": str(folder / "trl"),
@@ -509,10 +557,15 @@ def compare(size: str, args: argparse.Namespace, folder: Path) -> None:
         "steps": steps,
         "device": args.device,
         "mkl": args.mkl,
+        "equal": args.equal,
+        "lora": args.lora,
+        "dtype": args.dtype,
+        "levers": not args.no_levers,
         # equally long: TRL counts positions from the padding on the left, and the angles that
         # transformers rounds to float32 would be others than ours
         "prompts": [
-            f"{10 + 37 * i % 89}+{10 + 53 * i % 87}=" for i in range(1, PROMPTS * steps + 1)
+            chat.format(f"{10 + 37 * i % 89}+{10 + 53 * i % 87}=")
+            for i in range(1, PROMPTS * steps + 1)
         ],
     }
     print(
@@ -520,7 +573,8 @@ def compare(size: str, args: argparse.Namespace, folder: Path) -> None:
         f"{PROMPTS} prompts x {SAMPLES} samples x {s['tokens']} tokens",
         flush=True,
     )
-    gate(task, folder)
+    if args.dtype == "float32" and not args.lora:  # whose adapters begin with other values
+        gate({**task, "equal": False}, folder)
     runs: dict[str, list] = {"ours": [], "TRL": []}
     for _ in range(args.repeats):
         for side in runs:
@@ -540,6 +594,14 @@ def main() -> None:
     parser.add_argument(
         "--mkl", action="store_true", help="our matrix products are MKL's, too"
     )
+    parser.add_argument(
+        "--equal", action="store_true", help="one reward in every second group"
+    )
+    parser.add_argument("--lora", type=int, default=0, help="rank of an adapter")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument(
+        "--no-levers", action="store_true", help="ours computes each prompt and row again"
+    )
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
@@ -556,7 +618,7 @@ def main() -> None:
         places = f"both on {torch.cuda.get_device_name()} (TP 1)"
     names = ("torch", "transformers", "megatron-core", "trl")
     versions = ", ".join(f"{name} {installed[name]}" for name in names)
-    print(f"{places}. Float32, one thread. {versions}")
+    print(f"{places}. {args.dtype}, one thread. {versions}")
     with tempfile.TemporaryDirectory() as folder:
         for size in args.sizes:
             compare(size, args, Path(folder))
