@@ -59,23 +59,6 @@ def fuser(rank, world_size):
     }
 
 
-def saver(rank, world_size):
-    "The state of megatron.memory_saver_mode, and what importing Megatron did to the real memory saver"
-    from torch_memory_saver import torch_memory_saver
-
-    row = next(
-        row for row in registry.report() if row["name"] == "megatron.memory_saver_mode"
-    )
-    settings = dict(torch_memory_saver._impl_ctor_kwargs)
-    torch_memory_saver.hook_mode = "preload"
-    return {
-        "state": row["state"],
-        "detail": row["detail"],
-        "settings": settings,
-        "after": torch_memory_saver._impl_ctor_kwargs,
-    }
-
-
 def mindspeed_grouped(folder: Path):
     "MindSpeed's module of grouped linears; what it imports from MindSpeed is empty"
     empty = {
