@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from .rollout.transformers import TransformersEngine
     from .rollout.vllm import VllmEngine
     from .runs.answers import answer_table
-    from .runs.compare import compare_runs
+    from .runs.compare import compare_before, compare_runs
     from .runs.live import watch
-    from .runs.outcomes import compare_before
     from .runs.report import write_report
     from .runs.result import check_learning, show_result
     from .train.session import session
@@ -63,7 +62,7 @@ _HOMES = {  # name -> module
     "session": "train.session",
     "ask": "policy.evaluate",
     "export_policy": "policy.export",
-    "compare_before": "runs.outcomes",
+    "compare_before": "runs.compare",
     "compare_runs": "runs.compare",
     "answer_table": "runs.answers",
     "check_learning": "runs.result",

@@ -5,12 +5,11 @@
 # %% auto #0
 __all__ = ['app', 'complete_recipes', 'complete_parameters', 'complete_scales', 'complete_keys', 'NO_NPU_SOFTWARE', 'join_pairs',
            'find_notebook', 'no_parameter', 'check_names', 'add_defaults', 'name_run', 'resolve_run', 'check_kernel',
-           'resume_parameters', 'print_progress', 'execute', 'completes', 'complete_shims', 'complete_jobs',
-           'complete_runs', 'show_settings', 'is_finished', 'print_result', 'refuse_empty_result', 'planned_config',
-           'machine_need', 'one_scale', 'save_bundle', 'planned_notebook', 'recipe_summary', 'compared',
-           'show_comparison', 'job_words', 'job_parameters', 'end_job', 'check_options', 'devices_of_machine',
-           'check_nodes', 'check_network', 'check_launch', 'new_job', 'resume_job', 'start_job', 'follow_job',
-           'show_rehearsal', 'main', 'exit_with']
+           'resume_parameters', 'print_progress', 'execute', 'completes', 'complete_jobs', 'complete_runs',
+           'show_settings', 'is_finished', 'print_result', 'refuse_empty_result', 'planned_config', 'machine_need',
+           'one_scale', 'save_bundle', 'planned_notebook', 'recipe_summary', 'compared', 'job_words', 'job_parameters',
+           'end_job', 'check_options', 'devices_of_machine', 'check_nodes', 'check_network', 'check_launch', 'new_job',
+           'resume_job', 'start_job', 'follow_job', 'show_rehearsal', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
 import inspect
@@ -289,11 +288,9 @@ def execute(
             return  # the caller says so, below the result
         where = f"{e.ename} in cell {e.exec_count} of the notebook"
         _exit_run(f"{where}: {e.evalue}", folder)
-    if not (folder / "config.json").is_file():  # sys.exit(0) is no error to papermill
+    if not (folder / "config.json").is_file():
         exit_with(
-            f"the notebook ended before a run began: {notebook.name} has called sys.exit, or has no "
-            "session(config) with the parameters of the command",
-            1,
+            f"{notebook.name} has no session(config) with the parameters of the command", 1
         )
 
 
@@ -344,14 +341,6 @@ complete_scales = completes(lambda: TARGETS)
 complete_keys = completes(lambda: (key.name for key in config_keys()))
 
 # %% ../nbs/99_cli.ipynb #e9f41e80
-@completes
-def complete_shims() -> Iterable[str]:
-    "Complete the name of a shim"
-    from .npu.shims.explain import shim_names
-
-    return shim_names()
-
-
 @completes
 def complete_jobs() -> Iterable[str]:
     "Complete the id of a job"
@@ -631,7 +620,6 @@ def _config(
     "shims",
     rich_help_panel=_BEFORE,
     epilog="Examples: cookbook-npu shims; cookbook-npu shims ./my_shim.py; "
-    "cookbook-npu shims --explain torch.host_cache; "
     "cookbook-npu shims --check",
 )
 def _shims(
@@ -647,29 +635,18 @@ def _shims(
     check: Annotated[
         bool, Option("--check", help="Exit with 1 when a shim is refused.")
     ] = False,
-    explain: Annotated[
-        str,
-        Option(
-            metavar="NAME",
-            help="Print the documentation of one shim.",
-            autocompletion=complete_shims,
-        ),
-    ] = "",
     as_json: _AsJson = False,
 ) -> None:
     "List the NPU shims with their state in a new process."
-    from .npu.shims import explain as explanations
+    from .npu.shims.registry import refused_shims, report_table
 
-    if explain:
-        typer.echo(explanations.explain_shim(explain))
-        return
     _announce(f"starting a {role} process to probe its shims")
     report = _shim_report(role, simulate, own or ())
     if as_json:
         typer.echo(json.dumps(report, indent=1))
     else:
-        typer.echo(explanations.report_table(report))
-    bad = explanations.refused_shims(report)
+        typer.echo(report_table(report))
+    bad = refused_shims(report)
     if check and bad:
         exit_with(f"refused: {', '.join(bad)}", 1)
 
@@ -1139,8 +1116,9 @@ def _list_runs(
 
 # %% ../nbs/99_cli.ipynb #d57f3505
 def compared(runs: Sequence[Path], against: str | None) -> list[Any]:
-    "Compare two runs of the same settings, or each run with the recipe (against 'expected')"
+    "Compare runs with each other, or each with its recipe (against 'expected')"
     from .runs.compare import compare_expected, compare_runs
+    from .runs.outcomes import run_outcomes
 
     if against not in (None, "expected"):
         raise ConfigError(f"--against is {against!r}", "Give expected.")
@@ -1149,26 +1127,10 @@ def compared(runs: Sequence[Path], against: str | None) -> list[Any]:
             "compare was given one run",
             "Add a second one, or --against expected.",
         )
-    results: list[Any] = []
-    if len(runs) == 2:
-        results.append(compare_runs(*runs))
     if against:
-        results += [compare_expected(run) for run in runs]
-    return results
-
-
-def show_comparison(results: Sequence[Any], as_json: bool, page: Path | None) -> int:
-    "Print comparisons, write the page of the first; returns 0 (same) or 1 (different)"
-    from .runs.compare import comparison_text, write_comparison
-
-    if as_json:
-        typer.echo(json.dumps([result.as_json() for result in results], indent=1))
-    else:
-        typer.echo(fit("\n\n".join(comparison_text(result) for result in results)))
-    if page:
-        write_comparison(results[0], page)
-        typer.echo(f"page: {page}", err=as_json)
-    return 0 if all(result.same for result in results) else 1
+        results = [compare_runs(*runs)] if len(runs) == 2 else []
+        return results + [compare_expected(run) for run in runs]
+    return [compare_runs(*runs) if len(runs) == 2 else run_outcomes(runs)]
 
 # %% ../nbs/99_cli.ipynb #773f0108
 @app.command(
@@ -1200,21 +1162,20 @@ def _compare(
         Path | None, Option("--html", help="Write an HTML page with the curves.")
     ] = None,
 ) -> None:
-    """Compare runs: final numbers with standard errors, or number by number for equal settings.
+    """Compare runs: step by step if equal settings repeat bitwise, else by their final numbers.
 
-    Equal settings: exits with 0 (the same
-    within the rules) or 1 (different); 2: no comparison."""
-    from .runs import outcomes
+    Exits with 0 (the same, or other settings), 1 (different) or 2 (no comparison)."""
+    from .runs.compare import write_comparison
 
-    if len(runs) > 1 and against is None:
-        found = outcomes.run_outcomes(runs)
-        if found.settings or len(runs) > 2:
-            typer.echo(json.dumps(found.as_json(), indent=1) if as_json else str(found))
-            if page:
-                outcomes.write_outcomes(found, page)
-                typer.echo(f"page: {page}", err=as_json)
-            return
-    raise typer.Exit(show_comparison(compared(runs, against), as_json, page))
+    results = compared(runs, against)
+    if as_json:
+        typer.echo(json.dumps([result.as_json() for result in results], indent=1))
+    else:
+        typer.echo(fit("\n\n".join(map(str, results))))
+    if page:
+        write_comparison(results[0], page)
+        typer.echo(f"page: {page}", err=as_json)
+    raise typer.Exit(not all(result.same for result in results))
 
 # %% ../nbs/99_cli.ipynb #394cd618
 def job_words(*words: str | Path) -> list[str]:

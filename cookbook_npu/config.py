@@ -26,6 +26,7 @@ import keyword
 import math
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -897,11 +898,6 @@ class PlacementConfig(Config):
     trainer_devices: int | None = setting(
         None, "devices of the trainer (None: all with colocate, half with split)", gt=0
     )
-    sleep: Literal["offload", "torch_memory_saver"] = setting(
-        "offload",
-        "how a sleeping trainer releases memory: copies on the host, or unmapped pages",
-        effect="later",
-    )
     destroy_process_groups: bool = setting(
         False,
         "destroy the communicators of a sleeping trainer and recreate them on wake-up",
@@ -1481,7 +1477,11 @@ def flat_overrides(
         )
     for name, value in overrides.items():
         key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and key in config_sections():
+        if key.partition(".")[0] == "warm_start":  # how tiny models were made
+            warnings.warn(
+                f"{key} has no effect. {REMOVED_KEYS['warm_start']}", stacklevel=2
+            )
+        elif isinstance(value, Mapping) and key in config_sections():
             yield from flat_overrides(value, f"{key}.")
         else:
             yield key, value
@@ -1607,8 +1607,8 @@ _REQUIRED: tuple[_Required, ...] = (
     (
         "devices that are no NPUs",
         lambda c: c.target.device.name != "npu",
-        {"placement.sleep": "offload", "placement.destroy_process_groups": False},
-        "The other ways to sleep act on NPUs only",
+        {"placement.destroy_process_groups": False},
+        "Only communicators of NPUs hold device memory",
     ),
     (
         "a dense model.tiny",
@@ -2526,8 +2526,10 @@ def stored_config(values: Any) -> RunConfig:
         for key in REMOVED_KEYS:
             _drop(values, key.split("."))
         for tenant in (values.get("tenants") or {}).values():
-            for key in REMOVED_KEYS:
-                tenant.pop(key, None)
+            for key in [
+                k for k in tenant if k in REMOVED_KEYS or k.startswith("warm_start.")
+            ]:
+                del tenant[key]
     return build_config(RunConfig, values)
 
 

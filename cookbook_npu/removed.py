@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from .errors import ConfigError
 
 # %% ../nbs/09_removed.ipynb #36fff750
-_SHIPPED = (
-    "The package ships trained tiny models: for another one give its folder as model."
-)
 # dotted configuration key -> what to use instead
 REMOVED_KEYS = {
     "algorithm.overlong_penalty": "It is 1: give the scorer length a weight instead.",
@@ -39,6 +36,7 @@ REMOVED_KEYS = {
     "parallel.sequence": "Leave it out: it is on with parallel.tensor above 1.",
     "placement.call_timeout_s": "It is a constant now.",
     "placement.hccl_port_base": "Export HCCL_HOST_SOCKET_PORT_RANGE and HCCL_NPU_SOCKET_PORT_RANGE.",
+    "placement.sleep": "Leave it out: a sleeping trainer copies its memory to the host.",
     "placement.transfer_timeout_s": "Set faults.hang_timeout_s: it is a fifth of that.",
     "placement.hccl_buffer_mb": "Set HCCL_BUFFSIZE in placement.trainer_env and placement.rollout_env.",
     "reward.batch_size": "It is a constant now.",
@@ -66,13 +64,7 @@ REMOVED_KEYS = {
     "train.logprob_diff_alarm": "It is a constant now.",
     "train.logprob_diff_factor": "It is a constant now.",
     "train.sequence_limit": "Set data.max_prompt_tokens and sampling.max_response_tokens.",
-    "warm_start.steps": _SHIPPED,
-    "warm_start.batch": _SHIPPED,
-    "warm_start.learning_rate": _SHIPPED,
-    "warm_start.noisy_steps": _SHIPPED,
-    "warm_start.noisy_learning_rate": _SHIPPED,
-    "warm_start.corrupt": _SHIPPED,
-    "warm_start.seed": _SHIPPED,
+    "warm_start": "The package ships trained tiny models: for another one give its folder as model.",
 }
 # key and value -> what to use instead
 REMOVED_VALUES = {
@@ -99,6 +91,7 @@ REMOVED_OPTIONS: dict[str, str] = {
     "plan --search": "Plan each layout: -p overrides '{\"placement.devices\": 16}'.",
     "runs --max-gb": "Give the number of runs to keep: --keep 14.",
     "runs --unfinished": "Remove such a run by its name: rm -r runs/NAME.",
+    "shims --explain": "Read the shim's section: npu/shims of the documentation.",
     "report --soc": "The plan of a chip: cookbook-npu plan RECIPE --soc CHIP.",
 }
 

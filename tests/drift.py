@@ -27,7 +27,10 @@ HAND_WRITTEN = (
     "npu/simulator/csrc",
     "npu/stack/compatibility.toml",
     "npu/stack/stacks",
+    "plan/models.json",
+    "plan/published_runs.toml",
     "py.typed",
+    "reported.toml",
     "runs/templates",
 )
 

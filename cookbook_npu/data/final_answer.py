@@ -427,6 +427,10 @@ _DENIED = r"(?!(?:not|no|never|less|more|greater|larger|smaller|fewer)\b)"
 _PROSE = re.compile(rf"{_DENIED}(?:[A-Za-z]+\s+){{2}}", re.IGNORECASE)  # the value of x is
 _WORD = re.compile(rf"{_DENIED}[A-Za-z]{{2,}}\s", re.IGNORECASE)
 _FINAL = re.compile(r"final answer", re.IGNORECASE)
+_DENIAL = re.compile(  # it is 5, not 10
+    r"(?:\b(?:not|never)|n['’]t)\s+(?:(?:equals?|be|to)\s+)*\$?[-+]?\d[\d.,/]*\$?",
+    re.IGNORECASE,
+)
 
 
 def last_tagged(text: str) -> str | None:
@@ -534,7 +538,7 @@ def find_answer(text: str) -> str | None:
         stated = _stated(part)
         if stated is not None or _BOX.search(part):
             return stated
-    return _shown(_REMARK.sub("", final))
+    return _shown(_DENIAL.sub("", _REMARK.sub("", final)))
 
 # %% ../../nbs/data/05_final_answer.ipynb #61139d4d
 def as_latex(answer: str) -> str:  # LaTeX in a box

@@ -219,7 +219,7 @@ def read_reply(response: httpx.Response, config: JudgeConfig, counts: JudgeCount
     return text
 
 # %% ../../nbs/data/23_judge.ipynb #076212b5
-REQUEST_TIMEOUT_S = 60.0  # time limit of a request
+REQUEST_TIMEOUT_S = 60.0  # time limit of a request and its whole reply
 
 
 class Judge:
@@ -248,6 +248,16 @@ class Judge:
             self._client.close()
             self._store = None
 
+    def _post(self, sent: dict[str, Any]) -> httpx.Response:
+        "Return the reply to a request; raises `httpx.TimeoutException` when its end does not come in time"
+        ends, parts = time.monotonic() + REQUEST_TIMEOUT_S, []
+        with self._client.stream("POST", "chat/completions", json=sent) as reply:
+            for part in reply.iter_raw():  # the client limits each read alone
+                if time.monotonic() > ends:
+                    raise httpx.ReadTimeout("the reply does not end")
+                parts.append(part)
+        return httpx.Response(reply.status_code, headers=reply.headers, content=b"".join(parts))
+
     def _ask(self, body: dict[str, Any], store: JudgeStore) -> str:
         "Return the reply to a request, sent again with the names that the endpoint asks for"
         config = self.config
@@ -260,7 +270,7 @@ class Judge:
             names = {key: refused.get(key, key) for key in body}
             sent = {names[key]: value for key, value in body.items() if names[key]}
             try:
-                response = self._client.post("chat/completions", json=sent)
+                response = self._post(sent)
             except httpx.TimeoutException:
                 raise JudgeFault(
                     f"no reply from {config.url} within {REQUEST_TIMEOUT_S:g} s"

@@ -12,6 +12,7 @@ __all__ = ['PUBLISHED', 'DENSE', 'FAMILIES', 'Dense', 'Dimensions', 'vision_para
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -27,145 +28,8 @@ from ..model.folder import (
 from ..model.tiny import EXPERTS_PER_TOKEN, POSITIONS, head_width
 
 # %% ../../nbs/plan/00_dimensions.ipynb #734100a0
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "Qwen3-4B": dict(
-        model_type="qwen3",
-        hidden_size=2560,
-        intermediate_size=9728,
-        num_hidden_layers=36,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        vocab_size=151936,
-        tie_word_embeddings=True,
-        max_position_embeddings=40960,
-        rms_norm_eps=1e-6,
-        rope_parameters=dict(rope_type="default", rope_theta=1e6),
-    ),
-}
-PUBLISHED["SmolLM2-135M"] = dict(
-    model_type="llama",
-    hidden_size=576,
-    intermediate_size=1536,
-    num_hidden_layers=30,
-    num_attention_heads=9,
-    num_key_value_heads=3,
-    head_dim=64,
-    vocab_size=49152,
-    tie_word_embeddings=True,
-    max_position_embeddings=8192,
-    rms_norm_eps=1e-5,
-    rope_parameters=dict(rope_type="default", rope_theta=1e5),
-)
-PUBLISHED["Qwen3-1.7B"] = PUBLISHED["Qwen3-4B"] | dict(
-    hidden_size=2048,
-    intermediate_size=6144,
-    num_hidden_layers=28,
-    num_attention_heads=16,
-)
-PUBLISHED["Qwen3-8B"] = PUBLISHED["Qwen3-4B"] | dict(
-    hidden_size=4096, intermediate_size=12288, tie_word_embeddings=False
-)
-PUBLISHED["Qwen3-30B-A3B"] = PUBLISHED["Qwen3-8B"] | dict(
-    model_type="qwen3_moe",
-    hidden_size=2048,
-    intermediate_size=6144,  # of dense layers, of which it has none
-    num_hidden_layers=48,
-    num_key_value_heads=4,
-    num_experts=128,
-    num_experts_per_tok=8,
-    moe_intermediate_size=768,
-    norm_topk_prob=True,
-)
-
-# %% ../../nbs/plan/00_dimensions.ipynb #bb602751
-_VISION = dict(
-    depth=27,
-    hidden_size=1152,
-    in_channels=3,
-    intermediate_size=4304,
-    num_heads=16,
-    num_position_embeddings=2304,
-    out_hidden_size=4096,
-    patch_size=16,
-    spatial_merge_size=2,
-    temporal_patch_size=2,
-)
-PUBLISHED["Qwen3-VL-8B"] = dict(
-    model_type="qwen3_vl",
-    tie_word_embeddings=False,
-    vision_config=_VISION | dict(deepstack_visual_indexes=[8, 16, 24]),
-    text_config=dict(
-        hidden_size=4096,
-        intermediate_size=12288,
-        num_hidden_layers=36,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        vocab_size=151936,
-        max_position_embeddings=262144,
-        rms_norm_eps=1e-6,
-        rope_parameters=dict(
-            rope_type="default",
-            rope_theta=5e6,
-            mrope_section=[24, 20, 20],
-            mrope_interleaved=True,
-        ),
-    ),
-)
-
-# %% ../../nbs/plan/00_dimensions.ipynb #e0c25a35
-PUBLISHED["Qwen3.5-9B"] = dict(
-    model_type="qwen3_5",
-    tie_word_embeddings=False,
-    vision_config=_VISION,
-    text_config=dict(
-        hidden_size=4096,
-        intermediate_size=12288,
-        num_hidden_layers=32,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-        head_dim=256,
-        vocab_size=248320,
-        max_position_embeddings=262144,
-        rms_norm_eps=1e-6,
-        attn_output_gate=True,
-        full_attention_interval=4,
-        layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 8,
-        linear_conv_kernel_dim=4,
-        linear_num_key_heads=16,
-        linear_num_value_heads=32,
-        linear_key_head_dim=128,
-        linear_value_head_dim=128,
-        mtp_num_hidden_layers=1,
-        rope_parameters=dict(
-            rope_type="default",
-            rope_theta=1e7,
-            partial_rotary_factor=0.25,
-            mrope_section=[11, 11, 10],
-            mrope_interleaved=True,
-        ),
-    ),
-)
-
-# %% ../../nbs/plan/00_dimensions.ipynb #3fb0c601
-_HYBRID = PUBLISHED["Qwen3.5-9B"]
-_TEXT = {k: v for k, v in _HYBRID["text_config"].items() if k != "intermediate_size"}
-PUBLISHED["Qwen3.5-35B-A3B"] = _HYBRID | dict(
-    model_type="qwen3_5_moe",
-    vision_config=_VISION | dict(out_hidden_size=2048),
-    text_config=_TEXT
-    | dict(
-        hidden_size=2048,
-        num_hidden_layers=40,
-        num_key_value_heads=2,
-        layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 10,
-        num_experts=256,
-        num_experts_per_tok=8,
-        moe_intermediate_size=512,
-        shared_expert_intermediate_size=512,
-    ),
-)
+_TABLE = resources.files("cookbook_npu.plan") / "models.json"
+PUBLISHED: dict[str, dict[str, Any]] = json.loads(_TABLE.read_text("utf-8"))
 
 # %% ../../nbs/plan/00_dimensions.ipynb #16e13ccc
 class Dense(NamedTuple):

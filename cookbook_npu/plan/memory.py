@@ -841,8 +841,7 @@ def keeps_frozen(
 ) -> bool:
     "Whether the weights under an adapter stay on the device while the trainer sleeps"
     takes_turns = config.placement.mode == "colocate" and not config.tenants
-    offloads = takes_turns and config.placement.sleep == "offload"
-    if not config.lora.rank or config.is_sft or not offloads:
+    if not config.lora.rank or config.is_sft or not takes_turns:
         return False
     try:
         d = model_of(config)

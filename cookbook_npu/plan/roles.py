@@ -23,7 +23,6 @@ from ..npu.role_variables import (
     SHELL_DECIDES,
     SHIMS_ENV,
 )
-from ..npu.shims.memory_saver import required_environment
 from ..npu.stack.doctor import is_secret
 from .dimensions import Dimensions
 from .memory import capacity_of, graph_mode, model_of, planned_cache
@@ -166,14 +165,10 @@ def role_environment(
     """Return the variables that a role adds to its environment (None: removes)
 
     Raises `ConfigError` for a reserved variable. At laptop scale only the threads for a model
-    that is given, and the variables of a memory saver, `placement.trainer_env`,
-    `placement.rollout_env` and `shims` are set."""
+    that is given, `placement.trainer_env`, `placement.rollout_env` and `shims` are set."""
     environ = os.environ if environ is None else environ
-    saver: dict[str, str | None] = {}
-    if role == "trainer" and config.placement.sleep == "torch_memory_saver":
-        saver = required_environment(environ)
     own = _own(role, environ)
-    chosen = _chosen(config, role, {*own, *saver})
+    chosen = _chosen(config, role, own)
     if config.shims:
         chosen |= {SHIMS_ENV: ",".join(config.shims)}
     share = share or planned_share(config, environ)
@@ -182,8 +177,8 @@ def role_environment(
         turns = config.placement.mode == "colocate"
         threads = str(cpu_threads("trainer" if turns else role, share.trainer_ranks))
         real = config.model.path and "OMP_NUM_THREADS" not in environ
-        return saver | ({"OMP_NUM_THREADS": threads} if real else {}) | chosen
-    return _defaults(role, environ, share) | own | saver | chosen
+        return {**({"OMP_NUM_THREADS": threads} if real else {}), **chosen}
+    return _defaults(role, environ, share) | own | chosen
 
 # %% ../../nbs/plan/03_roles.ipynb #8f8faac2
 def environment_text(

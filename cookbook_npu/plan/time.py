@@ -10,8 +10,10 @@ __all__ = ['CLOCK_HZ', 'CUBE_OPERATIONS', 'ERRORS', 'TRAIN_PASSES', 'UPDATE_BYTE
 
 # %% ../../nbs/plan/02_time.ipynb #b2f632ff
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from itertools import islice
 from math import log
 from pathlib import Path
@@ -252,7 +254,7 @@ def _switch_bytes(d: Dimensions, config: RunConfig, capacity: int) -> tuple[int,
     # gradients are not copied
     state = trainer_state(stage, config)
     kept = sum(c.nbytes for c in state if not c.name.endswith("gradients"))
-    if not config.lora.rank or config.placement.sleep != "offload":
+    if not config.lora.rank:
         return kept, kept
     # weights under an adapter stay on the device, or were copied by the first sleep
     frozen = ELEMENT_BYTES[config.model.dtype] * trainer_parameters(stage, config)
@@ -399,8 +401,8 @@ class PublishedRun:
     engines: int | None = None
     tensor: int | None = None  # TP of the trainer; 1: FSDP
     engine: int | None = None  # units of an engine
-    # prompts of a step, samples of each
-    batch: tuple[int | None, int | None] = (None, None)
+    prompts: int | None = None  # of a step
+    samples: int | None = None  # of each prompt
     optimizer_steps: int | None = None  # of a step
     prompt: int | None = None  # tokens at most
     response: int | None = None  # tokens at most
@@ -429,164 +431,16 @@ class PublishedRun:
     @property
     def setup(self) -> str:
         "Model, algorithm, devices, batch and response limit"
-        sizes = ["?" if n is None else str(n) for n in (*self.batch, self.response)]
+        counts = self.prompts, self.samples, self.response
+        sizes = ["?" if n is None else str(n) for n in counts]
         batch = f"{sizes[0]} x {sizes[1]} responses of at most {sizes[2]} tokens"
         return f"{self.model}, {self.algorithm}, {self.on}, {batch}"
 
 # %% ../../nbs/plan/02_time.ipynb #367062b9
-_VERL_STEP = "rollout logprobs ref_logprobs actor_train update_weights"
-_COMPARED = (
-    PublishedRun("vime-255",
-        "https://github.com/vllm-project/vime/issues/255",
-        "Qwen3-4B", "GRPO", soc="Ascend910B1", units=8, stack="vime, Megatron, vllm-ascend 0.20.2rc1",
-        tensor=2, engine=2, batch=(32, 8), optimizer_steps=1, response=8192, graphs=False,
-        phases="rollout wake_up ref_logprobs actor_train sleep update_weights",
-        seconds={"rollout": 344.5, "wake_up": 0.97, "ref_logprobs": 27.6, "actor_train": 84.8,
-            "sleep": 0.57, "update_weights": 2.27, "step": 457.4},
-        memory={"device": 61, "released_by_sleep": 31, "free_awake": 15, "free_asleep": 46},
-        note="step 100; the rollout contains sleep and update_weights; graphs: vime required eager "
-        "engines on NPUs until PR 417"),
-    PublishedRun("lora-merge-8b",
-        "https://github.com/verl-project/verl-ascend-recipe/blob/7496ad43b98c536b691c4903eefe7912393f660d/lora_rl_merge/evidence/910b3-100step/metrics.log",
-        "Qwen3-8B", "GRPO, LoRA merged for the engine", soc="Ascend910B3", units=4,
-        stack="verl, FSDP2, vllm-ascend", tensor=1, engine=2, batch=(128, 8), optimizer_steps=2,
-        prompt=1024, response=1024, mean=751.7, graphs=False, lora=True, phases=_VERL_STEP,
-        seconds={"rollout": 154.4, "logprobs": 25.96, "ref_logprobs": 20.99, "actor_train": 64.17,
-            "update_weights": 10.41, "step": 278.2},
-        tokens_per_s=655.5, memory={"allocated": 32.57, "reserved": 40.48},
-        note="means of steps 2-4, 54-59 and 61 (60 saves a checkpoint); tokens_per_s: all 100 steps"),
-    PublishedRun("lora-8b",
-        "https://github.com/verl-project/verl-ascend-recipe/blob/0d6be4b53141f024ad95f94a21c502f902503f7a/grpo/lora/README.md",
-        "Qwen3-8B", "GRPO, LoRA", soc="Ascend910B", units=4, stack="verl, FSDP, vllm-ascend 0.23.0",
-        tensor=1, engine=1, batch=(32, 4), optimizer_steps=1, prompt=512, response=1024, mean=934.4,
-        graphs=True, lora=True, phases="rollout logprobs ref_logprobs actor_train",
-        seconds={"step": 90.09}, tokens_per_s=331.9,
-        note="mean of 100 steps; only the adapter is sent to the engine"),
-    PublishedRun("cispo-0.5b",
-        "https://github.com/verl-project/verl-ascend-recipe/blob/2a3edec04b4d4aaee83b61f050d507c431f63156/verl_ascend_practice/reports/cispo/README.md",
-        "Qwen2.5-0.5B", "CISPO", soc="Ascend910B", units=4, stack="verl, Megatron, vllm-ascend 0.18.0",
-        tensor=2, engine=2, batch=(32, 4), optimizer_steps=1, prompt=512, response=512, mean=403.2,
-        graphs=False, phases=_VERL_STEP, seconds={"step": 49.85}, tokens_per_s=258.8,
-        note="mean of 100 steps"),
-    PublishedRun("gdpo-1.5b",
-        "https://github.com/verl-project/verl-ascend-recipe/blob/2a3edec04b4d4aaee83b61f050d507c431f63156/verl_ascend_practice/reports/gdpo/README.md",
-        "Qwen2.5-1.5B", "GDPO", soc="Ascend910B", units=4, stack="verl, Megatron, vllm-ascend 0.18.0",
-        tensor=2, engine=2, batch=(16, 4), optimizer_steps=2, prompt=2048, response=1024, mean=912.7,
-        graphs=False, phases=_VERL_STEP, seconds={"step": 34.19}, tokens_per_s=427.1,
-        note="mean of 100 steps"),
-    PublishedRun("gmpo-7b",
-        "https://github.com/verl-project/verl-ascend-recipe/blob/2a3edec04b4d4aaee83b61f050d507c431f63156/verl_ascend_practice/reports/gmpo/README.md",
-        "Qwen2.5-7B", "GMPO", soc="Ascend910B3", units=4, stack="verl, Megatron, vllm-ascend 0.18.0",
-        tensor=4, engine=1, batch=(256, 2), optimizer_steps=2, prompt=512, response=1024, mean=451.7,
-        graphs=True, phases=_VERL_STEP, seconds={"step": 242.14}, tokens_per_s=238.8,
-        memory={"allocated": 14.19},
-        note="mean of 100 steps; every tenth saves a checkpoint, which its time contains; weights, "
-        "gradients and optimizer move between host and device"),
-    PublishedRun("mopd-0.6b",
-        "https://github.com/verl-project/verl-ascend-recipe/blob/092127af723d610273d940207cce411d7252485f/mopd/results/2026-09-11-batch256/training_log.txt",
-        "Qwen3-0.6B", "distillation from several teachers", soc="Ascend910B3", units=4,
-        stack="verl, FSDP, vllm-ascend", trainer=2, engines=2, tensor=1, engine=1, batch=(256, 1),
-        optimizer_steps=1, response=2048, mean=533.6, phases="logprobs actor_train update_weights",
-        seconds={"logprobs": 3.56, "actor_train": 5.07, "update_weights": 4.66},
-        memory={"allocated": 25.2, "reserved": 31.3},
-        note="means of steps 95-98; its rollout (209.6 s) contains the teachers and is left out"),
-    PublishedRun("vime-358",
-        "https://github.com/vllm-project/vime/issues/358",
-        "Qwen3-4B", "GRPO, split", soc="Ascend910_9391", units=4, unit="die",
-        stack="vime, Megatron, vllm-ascend", trainer=2, engines=2, tensor=2, engine=2, batch=(32, 8),
-        optimizer_steps=1, response=2048, graphs=False, phases="rollout actor_train",
-        seconds={"rollout": 97.2, "actor_train": 81.4, "step": 178.3, "step_async": 104},
-        note="setup 2; the train time may contain log-probs; type of the die, size of an engine and "
-        "eager engines are assumed (A3; 2; as in vime until PR 417)"),
-    PublishedRun("nightly-gspo-8b",
-        "https://github.com/verl-project/verl-ascend-recipe/blob/2a3edec04b4d4aaee83b61f050d507c431f63156/baseline/a2/nightly_log/run_gspo_qwen3_8b_fsdp2_npu/baseline_gspo_qwen3_8b_fsdp2_npu.txt",
-        "Qwen3-8B", "GSPO", soc="Ascend910B3", units=8, stack="verl, FSDP2, vllm-ascend", tensor=1,
-        engine=2, batch=(32, 4), optimizer_steps=2, prompt=2048, response=2048, mean=1283.8, graphs=True,
-        phases="rollout logprobs actor_train update_weights", seconds={"step": 83.03}, tokens_per_s=247.4,
-        memory={"allocated": 20.83},
-        note="mean of steps 5-14; settings: tests/special_npu/nightly_ci_ascend of verl; 8 devices: by "
-        "the memory of the 8-device job"),
-    PublishedRun("nightly-ppo-8b",
-        "https://github.com/verl-project/verl-ascend-recipe/blob/2a3edec04b4d4aaee83b61f050d507c431f63156/baseline/a2/nightly_log/run_ppo_qwen3-8b_fsdp_npu/baseline_ppo_qwen3-8b_fsdp_npu.txt",
-        "Qwen3-8B", "PPO", soc="Ascend910B3", units=8, stack="verl, FSDP, vllm-ascend", tensor=1,
-        engine=1, batch=(32, 1), optimizer_steps=1, prompt=2000, response=2000, mean=1283.1, graphs=True,
-        phases="rollout logprobs values critic_train actor_train update_weights", seconds={"step": 74.86},
-        tokens_per_s=68.6, memory={"allocated": 22.23},
-        note="mean of steps 5-14; settings: tests/special_npu/nightly_ci_ascend of verl"),
-    PublishedRun("nightly-vl-8b",
-        "https://github.com/verl-project/verl-ascend-recipe/blob/2a3edec04b4d4aaee83b61f050d507c431f63156/baseline/a2/nightly_log/run_qwen3_vl_8b_Instruct_fsdp2_npu/baseline_qwen3_vl_8b_Instruct_fsdp2_npu.txt",
-        "Qwen3-VL-8B", "GRPO with images", soc="Ascend910B", units=8, stack="verl, FSDP2, vllm-ascend",
-        tensor=1, engine=2, batch=(16, 5), optimizer_steps=1, prompt=1024, response=2048, mean=1442.7,
-        graphs=True, phases=_VERL_STEP, seconds={"step": 87.84}, tokens_per_s=164.2,
-        memory={"allocated": 45.43},
-        note="mean of steps 5-14; settings: tests/special_npu of verl; image tokens unknown, the tower "
-        "is not counted"),
-    PublishedRun("verl-6747",
-        "https://github.com/verl-project/verl/issues/6747",
-        "Qwen2.5-0.5B", "GRPO", soc="Ascend910B", units=1, stack="verl 0.7.1, vllm-ascend", tensor=1,
-        engine=1, batch=(16, 1), optimizer_steps=1, prompt=256, response=1024, graphs=True,
-        phases="rollout", seconds={"rollout": 31.27, "step": 43.64},
-        note="step 94; graphs: the default of verl 0.7.1; other phases not given here"),
-)  # fmt: skip
-
-# %% ../../nbs/plan/02_time.ipynb #ed67534b
-_STEPS = (
-    PublishedRun("router-replay-30b",
-        "https://github.com/verl-project/verl-ascend-recipe/blob/34057c3e55ad474a1ec1a2a8dea730c59a833607/grpo/router_replay/README.md",
-        "Qwen3-30B-A3B", "GRPO, routing replay", soc="Ascend910B", units=4,
-        stack="verl, Megatron PP4, vllm-ascend", engine=4, batch=(32, 4), optimizer_steps=1, prompt=512,
-        response=1024, mean=681.0, graphs=True, seconds={"step": 342.81}, tokens_per_s=63.6,
-        memory={"allocated": 43.53, "reserved": 46.68},
-        note="mixture of experts; its layout is not given"),
-    PublishedRun("dppo-30b",
-        "https://github.com/verl-project/verl-ascend-recipe/blob/2a3edec04b4d4aaee83b61f050d507c431f63156/dppo/README.md",
-        "Qwen3-30B-A3B", "DPPO", soc="Ascend910B", units=4,
-        stack="verl, Megatron PP4, vllm-ascend 0.23.0", engine=4, batch=(64, 4), optimizer_steps=1,
-        prompt=512, response=1024, mean=598.8, graphs=True, seconds={"step": 379.12}, tokens_per_s=101.1,
-        memory={"allocated": 43.53, "reserved": 46.68},
-        note="mixture of experts; its layout is not given"),
-    PublishedRun("nightly-gspo-30b",
-        "https://github.com/verl-project/verl-ascend-recipe/blob/2a3edec04b4d4aaee83b61f050d507c431f63156/baseline/a3/nightly_log/run_gspo_qwen3_30b_megatron_npu/baseline_gspo_qwen3_30b_megatron_npu.txt",
-        "Qwen3-30B-A3B", "GSPO", soc="Atlas A3", units=16, unit="die",
-        stack="verl, Megatron, vllm-ascend", seconds={"step": 90.37}, tokens_per_s=32.1,
-        memory={"allocated": 49.14}, note="mixture of experts; its layout is not given"),
-    PublishedRun("nemotron-9b",
-        "https://github.com/verl-project/verl-ascend-recipe/blob/c1cf54fa788f98ea755c96c2cdeef47b8f9f7c49/grpo/nemotron-nano-9b-v2/README.md",
-        "Nemotron-Nano-9B-v2", "GRPO", soc="Ascend910B3", units=8,
-        stack="verl, Megatron, vllm-ascend 0.23.0", tensor=8, engine=8, batch=(32, 16), optimizer_steps=1,
-        prompt=2048, response=1024, mean=1096.7, graphs=True, seconds={"step": 599.96}, tokens_per_s=117,
-        note="Mamba layers, which the plan does not have"),
-    PublishedRun("mtp-7b",
-        "https://github.com/verl-project/verl-ascend-recipe/blob/59ba26693b341d77948972854e9d98e9d7b81279/verl_ascend_practice/reports/mtp/README.md",
-        "MiMo-7B-RL", "GRPO with MTP loss", soc="Ascend910B", units=4, stack="verl, Megatron, SGLang",
-        tensor=2, engine=1, batch=(16, 2), optimizer_steps=2, prompt=512, response=1024, graphs=True,
-        seconds={"step": 40.18}, tokens_per_s=200.5, memory={"allocated": 48.12, "reserved": 54.87},
-        note="another engine (SGLang), and a multi-token head in the loss"),
-    PublishedRun("remax-8b",
-        "https://github.com/verl-project/verl-ascend-recipe/blob/30c531a4ec8ce870e4ec016087edc751c49c2bc1/remax/README.md",
-        "Qwen3-8B", "ReMax", soc="Ascend910B3", units=8, stack="verl, FSDP, vllm-ascend 0.18", engine=2,
-        batch=(128, 4), optimizer_steps=4, prompt=1024, response=1024, graphs=True, seconds={"step": 145},
-        note="its 381 tokens/s are called those of all devices, but make 108 tokens a sequence; the unit "
-        "is unclear"),
-    PublishedRun("rloo-8b",
-        "https://github.com/verl-project/verl-ascend-recipe/blob/0e793c532c5a1102076dce07d6158798abe99b04/rloo/README.md",
-        "Qwen3-8B", "RLOO", soc="Ascend910_9382", units=1, unit="die",
-        stack="verl, FSDP2, vllm-ascend 0.23.0", engine=1, graphs=True, seconds={"step": 145.52},
-        tokens_per_s=153.7,
-        note="the batch of the 20 steps is not given: the default would make 17 tokens a sequence"),
-    PublishedRun("verl-6010",
-        "https://github.com/verl-project/verl/issues/6010",
-        "Qwen3-4B", "GRPO", soc="Ascend910B", units=8, stack="verl, FSDP2, vllm-ascend 0.18",
-        batch=(None, 8), prompt=4096, response=8192, seconds={"step": 800},
-        note="batch and mean length are not given; reported as a fault"),
-    PublishedRun("cann-wordle-1.7b",
-        "https://github.com/hicann/cann-recipes-train/blob/b1885d2271f90b4a2e16c52ab66f5ceb25b9283e/llm_rl/qwen3_wordle/README.md",
-        "Qwen3-1.7B", "GRPO, Wordle with six turns", soc="Ascend 910C", units=2,
-        stack="verl 0.8.0, vllm-ascend 0.18.0", engine=2, batch=(64, 8), prompt=1024, response=4096,
-        seconds={"step": 250}, result="correct words 15 to 70 % in 155 steps",
-        note="about 250 s; cards or dies is not said"),
-)  # fmt: skip
-PUBLISHED_RUNS = (*_COMPARED, *_STEPS)
+_TABLE = resources.files("cookbook_npu.plan") / "published_runs.toml"
+PUBLISHED_RUNS = tuple(
+    PublishedRun(**row) for row in tomllib.loads(_TABLE.read_text("utf-8"))["run"]
+)
 
 # %% ../../nbs/plan/02_time.ipynb #pub-near2
 def nearest_run(config: RunConfig, d: Dimensions) -> PublishedRun:

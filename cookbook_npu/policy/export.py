@@ -22,10 +22,10 @@ from typing import Any
 from ..config import ParallelConfig, RunConfig
 from ..errors import ConfigError, DataError, MissingError, StorageError
 from ..runs.checkpoints import Checkpoint, Checkpoints, step_folder
-from ..runs.folder import RunFolder, read_checked_json, storage_errors
+from ..runs.folder import RunFolder, storage_errors
 from ..runs.metrics import load_metrics, metric_points
 from ..stop import resume_hint
-from ..train.checkpointing import base_model
+from ..train.checkpointing import base_model, base_record
 
 # %% ../../nbs/policy/00_export.ipynb #17cc7ee7
 def chosen_checkpoint(run: RunFolder, step: int | None = None) -> Checkpoint:
@@ -174,7 +174,7 @@ CARD = "README.md"  # of an export
 def model_card(run: RunFolder, checkpoint: Checkpoint, adapter: bool = False) -> str:
     "Return the card of an export, with the hub's metadata"
     config = run.config()
-    base = read_checked_json(run.base_model_file)["name"]
+    base = base_record(run)["name"]
     accuracy = evaluated_at(run, checkpoint.step)
     loss = evaluated_at(run, checkpoint.step, "eval_loss")
     methods = _methods(config)

@@ -218,12 +218,13 @@ def run_notebook(notebook: Path, output: Path, parameters: Mapping[str, Any]) ->
     """Execute a notebook; the output of its cells appears on the terminal
 
     Parameters go as JSON: a tuple would arrive as its text. Raises `RunStopped` when it was stopped,
-    `KernelEnded` when its kernel was killed, and papermill's error when a cell fails."""
+    `KernelEnded` when its kernel was killed or a cell called sys.exit, and papermill's error when a
+    cell fails."""
     stop = KernelStop()
     try:
         with stop:
             try:
-                papermill.execute_notebook(
+                done = papermill.execute_notebook(
                     _escaped(notebook),
                     _escaped(output),
                     parameters=json.loads(json.dumps(dict(parameters))),
@@ -255,6 +256,8 @@ def run_notebook(notebook: Path, output: Path, parameters: Mapping[str, Any]) ->
             f"the kernel of the notebook has ended: {stop.last_line or error}",
             "It was killed, or the machine ran out of memory.",
         ) from None
+    if done.metadata.papermill.exception:  # papermill takes sys.exit(0) for success
+        raise KernelEnded("a cell of the notebook has called sys.exit", "Remove the call.")
 
 # %% ../../nbs/runs/06_kernel.ipynb #dd9cfef6
 _LOCK_S = 0.5  # another command that sweeps holds the lock for a moment

@@ -119,7 +119,9 @@ class Grading:
     def fill_rewards(self, samples: list[Sample]) -> set[str]:
         "Grade samples in place; return the groups in which a sample has no reward"
         rewards = self.state.rewards
-        for sample, grade in zip(samples, rewards.grade(samples), strict=True):
+        with self.state.grading():
+            grades = rewards.grade(samples)
+        for sample, grade in zip(samples, grades, strict=True):
             sample.reward = grade.reward
             sample.correct = grade.correct
             if self.state.config.algorithm.advantage_estimator == "gdpo":

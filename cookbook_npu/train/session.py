@@ -132,8 +132,10 @@ def prepare_model(config: RunConfig, *folders: RunFolder) -> str:
     A resumed run takes the recorded one. A line names random weights."""
     if why := random_start(config):
         print(f"first weights: {why}", flush=True)
-    recorded = folders[0].base_model_file.exists() and not config.model.path
-    hf_path = base_model(folders[0]) if recorded else first_weights(config)
+    run = folders[0]
+    resumed = run.base_model_file.exists() or resume_step(run.path) is not None
+    given = bool(config.model.path)
+    hf_path = base_model(run) if resumed and not given else first_weights(config)
     for folder in folders:
         save_base_model(folder, hf_path, model_name(config))
     return hf_path

@@ -77,13 +77,13 @@ from .batch import Batch, RowValues, compute_loss, make_micro_batch
 from ..train.offload import (
     HOST_RESERVE,
     HostCopy,
+    HostOffloader,
     check_device_room,
     check_host_room,
     component_bytes,
     device_storages,
     engine_needs,
     explain_out_of_memory,
-    make_offloader,
 )
 from ..weights.broadcast import BroadcastEnd, UpdateGroup, send_buckets
 from ..weights.checksum import why_on_host
@@ -120,13 +120,8 @@ class TrainerMemory:
         self.optimizers: list[Optimizer] = []  # with their models; the policy first
         self.capacity = config.target.engine_capacity(acc.mem_get_info(0)[1])
         self.resident = keeps_frozen(config, self.capacity)
-        self.offloader = make_offloader(
-            config.placement.sleep,
-            acc,
-            self.kept,
-            self.gradients,
-            self.frozen,
-            self.resident,
+        self.offloader = HostOffloader(
+            acc, self.kept, self.gradients, frozen=self.frozen, resident=self.resident
         )
         self.free_asleep = 0  # bytes free while trainer and engine slept last
         # bytes that the engine takes to load weights, and to sample; None until computed
@@ -136,10 +131,9 @@ class TrainerMemory:
         self, load: Callable[[], MegatronModel], optim: OptimConfig, num_steps: int
     ) -> Optimizer:
         "Load a model and build its optimizer, in memory that can sleep"
-        with self.offloader.allocating():
-            model = load()
-            check_optimizer_room(model, self.config)
-            self.optimizers.append(build_optimizer(model, optim, num_steps))
+        model = load()
+        check_optimizer_room(model, self.config)
+        self.optimizers.append(build_optimizer(model, optim, num_steps))
         return self.optimizers[-1]
 
     def weights(self) -> list[Tensor]:
@@ -505,10 +499,7 @@ class ModelTrainer(ModelPasses):
 
         Raises `NumericsError` for a non-finite gradient."""
         lr = self.optimizer.lr
-        with (
-            self.memory.explaining("the optimizer step"),
-            self.memory.offloader.allocating(),
-        ):
+        with self.memory.explaining("the optimizer step"):
             ok, grad_norm = self.optimizer.step()
         if not ok or not np.isfinite(grad_norm):
             raise NumericsError(
@@ -915,8 +906,7 @@ class Trainer(ModelTrainer):
                 while optimizer.steps < steps:
                     optimizer.skip_step()
                 continue
-            with self.memory.offloader.allocating():
-                restored.append(load_checkpoint(optimizer, str(own)))
+            restored.append(load_checkpoint(optimizer, str(own)))
         return all(restored)
 
     def shims(self) -> list[dict[str, str]]:  # name, target, phase, state, reason, ...

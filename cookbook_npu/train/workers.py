@@ -10,7 +10,7 @@ __all__ = ['DEVICE_SHARE', 'RESTART_ENV', 'Env', 'machine_share', 'start_trainer
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -253,6 +253,8 @@ class DriverState:
     start_step: int = 0  # steps done before the loop starts or resumes
     episodes: EpisodeRunner | None = None  # environments; None: single turn
     tenant: str = ""  # name in the run of several tenants that `folder` is part of
+    # around grading; other tenants use the devices meanwhile
+    grading: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def trainer(self) -> WorkerGroup:

@@ -138,7 +138,6 @@ def test_a_killed_kernel_is_one_sentence_and_leaves_nothing(start, tmp_path):
     assert not [path for path in tables if path.exists()]
 
 
-@pytest.mark.lane("runs")
 def test_a_killed_gcs_is_named(start):
     "Ray itself would end every process of the run a minute later, and say nothing of it"
     command = start("qwen3_5_9b_async", **SMALL)

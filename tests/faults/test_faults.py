@@ -118,9 +118,7 @@ def test_a_run_that_ends_says_why_and_can_be_resumed(tmp_path):
     ] == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    "call", ["save_state", pytest.param("load_state", marks=pytest.mark.lane("runs"))]
-)
+@pytest.mark.parametrize("call", ["save_state", "load_state"])
 def test_an_error_that_repeats_ends_the_run_at_once(undisturbed, tmp_path, call):
     "Each new trainer fails in the same call of the same step: the second time is the last of four"
     if call == "load_state":

@@ -72,7 +72,6 @@ def test_a_killed_run_goes_on_bit_for_bit(undisturbed, tmp_path, number):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.lane("runs")
 def test_a_run_over_two_machines_outlives_one_of_them(undisturbed, tmp_path):
     """Ranks fill one machine after the other. The run names the lost one; resumed with another, it
     ends as on one machine. Trainer and engines are on different machines, so new weights are broadcast"""
@@ -138,7 +137,6 @@ def test_other_settings_are_refused_before_anything_is_touched(undisturbed, tmp_
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
-@pytest.mark.lane("runs")
 def test_ungradable_labels_stay_ungradable(tmp_path):
     "A resumed run does not wait for them again: each is reported once"
     more = {

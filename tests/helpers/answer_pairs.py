@@ -154,8 +154,10 @@ TEXTS: list[tuple[str, str, int]] = [
     ("5", "The answer is about 5 million.", 0), ("5", "The answer is just 5 or 6.", 0),
     ("6", "The answer is therefore about 5 or 6.", 0), ("5", "The answer is clearly not equal to 5.", 0),
     ("5", "The answer is less than 5.", 0), ("42", r"The answer is 42 \boxed{42", 0),
-    ("7", "My first answer is 7. The correct answer is 42.", 0),
+    ("7", "My first answer is 7. The correct answer is 42.", 0), ("10", "No, it's 5, not 10!", 0),
+    ("10", "The sum isn't equal to $10$.", 0), ("10", "5 + 5 does not equal 10.", 0),
     # the answer is found
+    ("5", "No, it's 5, not 10!", 1),
     (r"\frac{1}{2}", r"<answer>\frac{1}{2}</answer>", 1), (r"\frac{1}{2}", r"\fbox{\frac{1}{2}}", 1),
     (r"\frac{1}{2}", r"答案是 \frac{1}{2}。", 1), (r"\sqrt{3}", r"so x equals \sqrt{3}", 1),
     ("7", "we find 2 + 5 = 7", 1), ("73", "The answer is 73 because 70+3=73.", 1),

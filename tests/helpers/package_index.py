@@ -163,18 +163,6 @@ def metadata(name: str, file: str) -> Message:
     return HeaderParser().parsestr(kept.read_text(encoding="utf-8"))
 
 
-def wheel_file(name: str, version: str, path: str) -> str:
-    "The text of one file of a wheel, whichever wheel of the release has it"
-    file = (wheels(name, version) or wheels(name, version, "x86_64"))[-1]
-    kept = folder() / file / path
-    if not kept.is_file():
-        with zipfile.ZipFile(
-            io.BufferedReader(_Remote(wheel_links(name)[file]), 2**16)
-        ) as wheel:
-            _keep(kept, wheel.read(path).decode())
-    return kept.read_text(encoding="utf-8")
-
-
 def sources(name: str, version: str, suffix: str = "") -> Path:
     "A folder with the files of a wheel whose names end so, downloaded once"
     file = (wheels(name, version) or wheels(name, version, "x86_64"))[-1]

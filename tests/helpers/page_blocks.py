@@ -99,17 +99,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "loginctl": SERVICE,
         "journalctl": SERVICE,
     },
-    "schedule_airflow": {
-        "~/cookbook_npu/.venv/bin/python": "writes into the home folder",
-        "pip install": DOWNLOAD,
-        "airflow dags test": "needs Airflow and its database",
-        "cookbook-npu run": WHOLE_RUN,
-    },
-    "schedule_jupyter": {
-        "make lab": SERVICE,
-        ".venv/bin/pip install": DOWNLOAD,
-        "cookbook-npu run": WHOLE_RUN,
-    },
     "schedule_modelarts": {"cookbook-npu plan": "reads a file of the shared disk"},
     "troubleshooting": {
         "export HCCL_": NPU,

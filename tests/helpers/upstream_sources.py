@@ -21,7 +21,6 @@ CHECKOUTS = (  # all that tests ask for
     "MindSpeed@fc63de5c",
     "sgl-kernel-npu@main",
     "slime@v0.2.2",
-    "vllm-ascend@main",
 )
 REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see tests/README.md)"
 

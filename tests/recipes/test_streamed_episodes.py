@@ -57,7 +57,6 @@ def test_groups_whose_environment_fails_are_left_out(tmp_path):
     assert all(row["train_rollout_logprob_abs_diff"] <= 1e-5 for row in told[1:])
 
 
-@pytest.mark.lane("runs")
 def test_asynchronous_episodes_keep_their_bound_through_a_stop(tmp_path):
     "Each draw once, nothing too old, evaluations talk, too; a stop between steps, and on from there"
     steps = 4

@@ -26,6 +26,8 @@ def configure(root: Path, *names: str, **more) -> Path:
     for own in tenants.values():
         own["optim.learning_rate"] = 1e-2
     if "broken" in tenants:
+        judge = {"reward.scorers": {"run_driver:judges": 1.0}, "reward.timeout_s": 300}
+        tenants["b"] |= judge
         more["reward.correct_threshold"] = {}
     name = "_".join(names)
     own = {"tenants": tenants, "lora.slots": 3, "train.save_every": 2, **more}
@@ -43,16 +45,16 @@ def adapter(folder: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def disturbed(tmp_path_factory) -> Iterator[Path]:
-    "A run in which the scorer of one tenant raises in its fourth step"
+    "A run in which a judge of one tenant waits for another one, and a scorer raises in the fourth step"
     root = tmp_path_factory.mktemp("tenants")
     with pytest.MonkeyPatch.context() as patch:
         # for all tests: a server of workers is found again in an equal environment
         patch.setenv("COOKBOOK_NPU_TEST_COUNT", str(root / "count"))
-        driver = Driver(configure(root, "a", "b", "broken"))
+        driver = Driver(configure(root, "b", "a", "broken"))
         assert driver.end() != 0
         text = "".join(driver.lines)
         assert "tenant broken failed" in text and "the scorer broke" in text, text[-3000:]
-        yield root / "a_b_broken"
+        yield root / "b_a_broken"
 
 
 def test_a_tenant_that_fails_is_closed_and_named(disturbed):
@@ -68,7 +70,7 @@ def test_a_tenant_that_fails_is_closed_and_named(disturbed):
 
 @pytest.mark.lane("runs")
 def test_a_killed_run_resumes_bit_for_bit_without_the_third_tenant(disturbed, tmp_path):
-    "The others are bitwise what they are beside a tenant that fails, kill -9 included"
+    "Each is bitwise what it is with a slow judge, and beside a tenant that fails, kill -9 included"
     more = {"reward.correct_threshold": {}}
     driver = Driver(configure(tmp_path, "a", "b", **more))
     assert driver.started.wait(600) and driver.pids, driver.text()

@@ -105,7 +105,6 @@ REHEARSED = {
 ALL_DEVICES = "COOKBOOK_REHEARSAL_DEVICES" in os.environ
 
 
-@pytest.mark.lane("devices")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("recipe", RECIPES if ALL_DEVICES else REHEARSED)
 def test_rehearsal(tmp_path, recipe):

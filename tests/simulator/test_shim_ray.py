@@ -7,7 +7,7 @@ from proof import each, prove
 from cookbook_npu.cluster.ray_cluster import LOOPBACK, init_options, session_folder
 from cookbook_npu.npu.shims.ray import applied
 
-pytestmark = [pytest.mark.lane("devices"), pytest.mark.lane("devices")]
+pytestmark = pytest.mark.lane("devices")
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def run(function: str, ranks: int = 1, **kwargs):
     return run_ranks(target, ranks, kwargs, **settings)
 
 
-@pytest.mark.parametrize("tensor", (1, pytest.param(2, marks=pytest.mark.lane("devices"))))
+@pytest.mark.parametrize("tensor", (1, 2))
 def test_a_tenant_is_bitwise_what_it_is_alone(folder, tensor):
     found = run(
         "interleavings", tensor, folder=str(folder), tensor=tensor, count=INTERLEAVINGS

@@ -153,7 +153,7 @@ pytestmark = [
     pytest.mark.lane("devices"),
     pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or ""),
 ]
-SIZES = (1, pytest.param(2, marks=pytest.mark.lane("devices")))
+SIZES = (1, 2)
 
 
 @pytest.mark.parametrize("ranks", SIZES)

@@ -181,7 +181,6 @@ def run_with(root, name, faults="", **more):
     return learned(folder), events(folder, "weight_transfer"), events(folder, "note")
 
 
-@pytest.mark.lane("devices")
 def test_a_run_over_handles_and_with_wrong_products_learns_the_same(tmp_path):
     plain, travelled, notes = run_with(tmp_path, "plain")
     # two steps, and an evaluation before them

@@ -7,6 +7,7 @@ import itertools
 import random
 import threading
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -124,6 +125,7 @@ class Run:
             config=config,
             engines=self.engines,
             episodes=None,
+            grading=nullcontext,
             version=-1,
             held_out=[],
             prompts=PromptDataset(EpochOrder(prompts)),

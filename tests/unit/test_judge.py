@@ -91,6 +91,11 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
         if word == "hang":
             self.released.wait(60)
             return self.reply(200, b"{}")
+        if word == "drip":
+            self.send_response(200)
+            self.end_headers()
+            while not self.released.wait(0.01):
+                self.wfile.write(b" ")
         if word == "garbled":
             return self.reply(200, b'{"choices": [')
         said = "I like it." if word == "vague" else f"Fine. Score: {number}"
@@ -135,14 +140,14 @@ def test_every_failure_costs_its_own_response_alone(endpoint, opened, monkeypatc
     monkeypatch.setattr(judge_module, "REQUEST_TIMEOUT_S", 3.0)
     monkeypatch.setattr(judge_module, "RETRIES", 1)
     judge = opened()
-    failing = ["broken", "refused", "hang", "garbled", "vague", "wild 99", "long 7"]
+    failing = ["broken", "refused", "hang", "drip", "garbled", "vague", "wild 99", "long 7"]
     scores = judge.scores(["good 4", *failing, "flaky 6"])
     assert scores == [0.4, *[None] * len(failing), 0.6]
     # each was asked twice, but what a retry cannot help
     once = {"good 4": 1, "refused": 1}
     assert endpoint.asked == dict.fromkeys((*failing, "flaky 6"), 2) | once
     counts = judge.counts
-    assert (counts.failures, counts.retries, counts.requests) == (7, 7, 16)
+    assert (counts.failures, counts.retries, counts.requests) == (8, 8, 18)
     # a truncated reply is paid for
     assert counts.output_tokens == 5 * 8
 
@@ -152,6 +157,7 @@ def test_every_failure_costs_its_own_response_alone(endpoint, opened, monkeypatc
     {
         "refused": "status 400: no such model, key ***",
         "hang": "within 3 s",
+        "drip": "within 3 s",
         "long 7": "truncated at reward.judge.max_reply_tokens 512",
     }.items(),
 )

@@ -25,7 +25,6 @@ AT_MOST = (
     5.0  # times what `cookbook-npu config` takes, which imports the command and lists keys
 )
 IPC = '{"placement.transfer_backend": "ipc", "rollout.engine": "vllm"}'
-SAVER = '{"placement.sleep": "torch_memory_saver"}'
 NO_VLLM = (
     "import sys; from cookbook_npu.plan import preflight;"
     "preflight.has_package = lambda package: package != 'vllm';"
@@ -145,11 +144,6 @@ def run_with_a_checkpoint(folder):
         (partial / "hf").mkdir(parents=True)
         (partial / "hf" / "config.json").write_text("{}")
         checkpoints.commit(partial, 3, {})
-
-
-def test_memory_saver_that_is_not_installed(tmp_path):
-    words = ("run", "qwen3_4b_colocate", "-p", "overrides", SAVER)
-    assert "torch_memory_saver', but it is not installed" in refused(tmp_path, *words)
 
 
 MISTAKES = {

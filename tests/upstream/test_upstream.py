@@ -9,7 +9,7 @@ from places import HELPERS
 from ranks import run_ranks
 from upstream_sources import checkout
 
-from cookbook_npu.npu.shims.explain import report_table
+from cookbook_npu.npu.shims.registry import report_table
 
 COMBINATIONS = [
     ("Megatron-LM@core_v0.15.3",),

@@ -124,6 +124,7 @@ def sleeping(folder: str) -> dict[str, Any]:
     from conformance import folder_weights, teacher_forced
 
     from cookbook_npu.config import SamplingConfig
+    from cookbook_npu.npu.shims.registry import registry
     from cookbook_npu.rollout.engine import SamplingParams, text_requests
     from cookbook_npu.rollout.vllm import VllmEngine
 
@@ -154,6 +155,7 @@ def sleeping(folder: str) -> dict[str, Any]:
         "mode": engine.llm.collective_rpc(_sampler_mode)[0],
         "start": (free(), gap(first)),
         "methods": engine.weights.methods,
+        "shims": {row["name"]: row["state"] for row in registry.report()},
     }
     for method in ("reload_weights", "update_weights", "load_weights"):
         if engine.weights.methods[method]:
