@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['LAYOUTS', 'MicroBatches', 'Tokens', 'TokenBatch', 'attention_params', 'take_shared_prompts', 'model_inputs', 'pack',
            'pad', 'context_parts', 'ContextPart', 'split_context', 'micro_batch_tokens', 'check_lengths',
-           'longest_first', 'first_fit', 'level', 'deal', 'sequence_cost', 'plan_micro_batches', 'prompt_units']
+           'longest_first', 'first_fit', 'round_up', 'level', 'deal', 'sequence_cost', 'plan_micro_batches',
+           'prompt_units']
 
 # %% ../../nbs/model/01_packing.ipynb #22c4fd3e
 import math
@@ -424,6 +425,22 @@ def first_fit(
         used[at] += lengths[i]
     return found
 
+# %% ../../nbs/model/01_packing.ipynb #fd3a32ea
+def round_up(
+    micro_batches: MicroBatches,
+    lengths: Sequence[int],  # tokens of each sample
+    multiple: int,
+) -> MicroBatches:
+    "Halve the heaviest micro-batches, or add empty ones, until `multiple` divides their number"
+    found = list(micro_batches)
+    while not found or len(found) % multiple:
+        divisible = [members for members in found if len(members) > 1]
+        heaviest = max(divisible, key=lambda m: micro_batch_tokens(m, lengths), default=[])
+        if heaviest:
+            found.remove(heaviest)
+        found += [heaviest[::2], heaviest[1::2]] if heaviest else [[]]
+    return found
+
 # %% ../../nbs/model/01_packing.ipynb #b623b497
 def level(
     micro_batches: MicroBatches,  # a valid plan
@@ -489,8 +506,7 @@ def plan_micro_batches(
             f"data-parallel size is {data_parallel}", "It must be at least 1."
         )
     costs = lengths if costs is None else costs
-    found = first_fit(lengths, budget, padded) or [[]]
-    found += [[] for _ in range(-len(found) % data_parallel)]
+    found = round_up(first_fit(lengths, budget, padded), lengths, data_parallel)
     found = level(found, lengths, costs, budget, padded)
     weights = [sum(costs[i] for i in members) for members in found]
     plan = []

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..config import JudgeConfig, RolloutConfig, RunConfig, override
+from ..data.images import sample_pictures
 from ..data.pass_at_k import eval_metrics
 from ..data.tasks import GENERATED
 from ..errors import (
@@ -356,14 +357,15 @@ _ASKED = {
 }
 
 
-def _answer_here(given: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    "Return prompt, label and greedy answer of each prompt, in a process without a device"
+def _answer_here(given: Mapping[str, Any]) -> list[tuple[str, str, str, list[str]]]:
+    "Return prompt, label, greedy answer and images of each prompt, in a process without a device"
     run = RunFolder.open(given["run"])
     checkpoint = chosen_checkpoint(run, given["step"])
     settings = {"samples": 1, "temperature": 0.0, "max_tokens": given["max_tokens"]}
     of_run = run.config()
     if given["data"]:
-        of_run = override(of_run, _ASKED | {"sft.loss_mask": None})
+        images = {"data.image_key": "images"} if given["pictures"] else {}
+        of_run = override(of_run, _ASKED | images | {"sft.loss_mask": None})
         settings["data"] = given["data"]
     else:
         of_run = override(of_run, {"data.eval_prompts": 3})
@@ -378,12 +380,13 @@ def _answer_here(given: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     shown = [s.metadata.get("prompt_texts", s.metadata["prompt"]) for s in samples]
     texts = [board_or_text(s.metadata, s.text) for s in samples]
     labels = [str(s.label or "") for s in samples]
-    return list(zip(shown, labels, texts, strict=True))
+    return list(zip(shown, labels, texts, [s.images for s in samples], strict=True))
 
 
 def ask(
     path: Path | str,  # run folder
-    prompts: Sequence[str] = (),  # empty: the first three held-out prompts of the run
+    # texts, or records: {"prompt": "<image>a=", "images": [absolute path]}; empty: three held-out ones
+    prompts: Sequence[str | Mapping[str, Any]] = (),
     step: int | None = None,  # of the checkpoint; None: use the newest
     max_tokens: int | None = None,  # per answer; None: as in the run
 ) -> AnswerTable:
@@ -399,10 +402,12 @@ def ask(
         )
     with tempfile.TemporaryDirectory() as folder:
         asked, answers = Path(folder, "prompts.jsonl"), Path(folder, "answers.json")
-        lines = [json.dumps({"prompt": text, "label": "-"}) for text in prompts]
+        records = [{"prompt": one} if isinstance(one, str) else one for one in prompts]
+        lines = [json.dumps({"label": "-", **record}) for record in records]
         asked.write_text("\n".join(lines), encoding="utf-8")
         given = dict(run=str(run.path), step=step, max_tokens=max_tokens)
         given["data"] = str(asked) if lines else None
+        given["pictures"] = any("images" in record for record in records)
         code = (
             "import json, pathlib, sys; from cookbook_npu.policy.evaluate import _answer_here; "
             "pathlib.Path(sys.argv[2]).write_text(json.dumps(_answer_here(json.loads(sys.argv[1]))))"
@@ -417,7 +422,12 @@ def ask(
             )
         found = json.loads(answers.read_text(encoding="utf-8"))
     rows = [
-        AnswerRow(shown, "" if prompts else label, ((text, None),))
-        for shown, label, text in found
+        AnswerRow(
+            shown,
+            "" if prompts else label,
+            ((text, None),),
+            tuple(sample_pictures(images, data.task)),
+        )
+        for shown, label, text, images in found
     ]
     return AnswerTable((title,), tuple(rows), whose="prompt")
