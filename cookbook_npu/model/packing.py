@@ -102,8 +102,7 @@ def _own(module: Any, args: Any, kwargs: dict[str, Any], out_FBH: Tensor) -> Ten
 def take_shared_prompts(decoder: Any) -> None:
     "Let the attention layers of Megatron's decoder take rows with shared prompts"
     for module in decoder.modules():
-        attention = getattr(module, "core_attention", None)
-        if attention is not None:
+        if attention := getattr(module, "core_attention", None):
             attention.register_forward_pre_hook(_read, with_kwargs=True)
             attention.register_forward_hook(_own, with_kwargs=True)
 
