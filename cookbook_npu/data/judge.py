@@ -124,6 +124,7 @@ class JudgeCounts:
     failures: int = 0  # responses without a score
     input_tokens: int = 0
     output_tokens: int = 0
+    model: str = ""  # that the last reply names
 
 
 def check_budget(config: JudgeConfig, requests: int) -> None:
@@ -204,6 +205,7 @@ def read_reply(response: httpx.Response, config: JudgeConfig, counts: JudgeCount
         choice = content["choices"][0]
         text = choice["message"]["content"]
         usage = content.get("usage") or {}
+        counts.model = str(content.get("model") or counts.model)
         counts.input_tokens += int(usage.get("prompt_tokens") or 0)
         counts.output_tokens += int(usage.get("completion_tokens") or 0)
     except (ValueError, LookupError, TypeError, AttributeError):
@@ -232,6 +234,7 @@ class Judge:
         self.failure = ""  # why the last response got no score
         self._store: JudgeStore | None = None  # while open
         self._refused: dict[str, str] = {}  # of `refused_names`
+        self._noted = False  # that another model answers
         self._lock = Lock()  # of counts and store
         self._client: httpx.Client
 
@@ -280,7 +283,14 @@ class Judge:
             found = refused_names(response)
             if found.keys() <= refused.keys():
                 with self._lock:
-                    return read_reply(response, config, self.counts)
+                    text = read_reply(response, config, self.counts)
+                answered = self.counts.model
+                if not answered.startswith(str(config.model)) and answered and not self._noted:
+                    self._noted = True
+                    print(
+                        f"judge {config.url}: {answered} answers for {config.model}", flush=True
+                    )
+                return text
             self._refused |= found
             print(f"judge {config.url} refuses {' and '.join(found)}; adapted", flush=True)
 

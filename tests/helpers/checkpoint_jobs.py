@@ -1,4 +1,4 @@
-"""What the ranks of test_checkpoints.py and test_upstream_torch.py run."""
+"""What the ranks of test_checkpoints.py run."""
 
 import argparse
 import io

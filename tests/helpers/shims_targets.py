@@ -1,4 +1,4 @@
-"""What the ranks of test_shims_parallel.py run, after `bootstrap("trainer")` and nothing else."""
+"""A tiny GPT of megatron-core, trained after `bootstrap("trainer")` and nothing else."""
 
 import torch
 import torch.distributed as dist

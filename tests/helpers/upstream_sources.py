@@ -19,7 +19,6 @@ CHECKOUTS = (  # all that tests ask for
     "MindSpeed@core_r0.16.0",
     "MindSpeed@dev",
     "MindSpeed@fc63de5c",
-    "sgl-kernel-npu@main",
     "slime@v0.2.2",
 )
 REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see tests/README.md)"

@@ -41,6 +41,7 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
     meet = staticmethod(lambda: None)  # called within each request
     refuses: dict[str, str] = {}  # names of a request -> why
     lists = 200  # status of the list of models
+    answers = "big"  # the model that a reply names
 
     def log_message(self, *_):
         pass
@@ -103,6 +104,7 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
         content = {
             "choices": [{"message": {"content": said}, "finish_reason": reason}],
             "usage": {"prompt_tokens": 10, "completion_tokens": 5},
+            "model": self.answers,
         }
         return self.reply(200, json.dumps(content).encode())
 
@@ -190,7 +192,9 @@ def test_the_request_has_fields_that_vllm_knows(endpoint, opened):
     assert set(thoughtless) <= fields
 
 
-def test_a_request_is_adapted_to_what_the_endpoint_takes(endpoint, opened, monkeypatch):
+def test_a_request_is_adapted_to_what_the_endpoint_takes(
+    endpoint, opened, monkeypatch, capsys
+):
     "OpenAI's reasoning models refuse two names; that is no retry, and every request goes through"
     endpoint.refuses = {
         "max_tokens": "'max_tokens' is not supported. Use 'max_completion_tokens' instead.",
@@ -203,7 +207,10 @@ def test_a_request_is_adapted_to_what_the_endpoint_takes(endpoint, opened, monke
     last = endpoint.bodies[-1]
     assert last.keys() == {"model", "messages", "max_completion_tokens"}
     assert judge.counts.retries == judge.counts.failures == 0
-    endpoint.lists = 404  # a gateway without a list of models
+    assert not capsys.readouterr().out.endswith("for big\n")
+    endpoint.lists, endpoint.answers = 404, "small"  # a gateway without a list of models
+    assert judge.scores(["good 8", "good 9"]) == [0.8, 0.9]
+    assert capsys.readouterr().out.endswith("small answers for big\n")
     check_judge(judge.config)
 
 

@@ -12,7 +12,6 @@ pytestmark = pytest.mark.lane("upstream")
 
 TARGETS = HELPERS / "upstream_megatron_targets.py"
 MEGATRON = ("core_v0.15.3", "core_v0.16.1", "3714d81d")
-SAVER = "sgl-kernel-npu@main/contrib/torch_memory_saver/python"
 
 
 def megatron(ref):
@@ -45,32 +44,3 @@ def test_nothing_of_megatron_stays_compiled(ref):
     assert found["before"] == found["without"] > 20 and found["needed_again"]
     assert found["state"] == "applied" and found["with"] == 0
     assert found["closures"] == "identity_decorator" and found["shape"] == (2, 4)
-
-
-@pytest.mark.parametrize(
-    "ref, state",
-    [
-        ("core_v0.15.3", "not needed"),
-        ("core_v0.16.1", "applied"),
-        ("3714d81d", "not needed"),
-    ],
-)
-def test_importing_megatron_leaves_the_real_memory_saver_alone(ref, state):
-    (found,) = run("saver", 1, megatron(ref), checkout(SAVER))
-    assert found["state"] == state, found
-    assert found["settings"] == {} and found["after"] == {"hook_mode": "preload"}
-
-
-@pytest.mark.parametrize(
-    "mindspeed, ref",
-    [
-        ("fc63de5c", "3714d81d"),
-        ("core_r0.15.3", "core_v0.15.3"),
-        ("core_r0.16.0", "core_v0.16.1"),
-    ],
-)
-def test_mindspeed_grouped_linears_are_split_along_their_axis(mindspeed, ref):
-    folders = checkout(f"MindSpeed@{mindspeed}"), megatron(ref)
-    for found in run("grouped", 2, folders[1], folder=str(folders[0])):
-        assert found["shapes"] == [(4, 4), (4, 4)] and found["state"] == "applied"
-        assert found["axes"] == ([1, 0], [0, 1], [1, 0])

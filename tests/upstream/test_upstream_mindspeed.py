@@ -122,27 +122,6 @@ def gpt(rank: int, world_size: int, tensor: int, sequence: bool) -> dict:
     }
 
 
-def records(rank: int, world_size: int) -> dict[str, tuple[str, bool, str]]:
-    "Every applied record of MindSpeed: taken back (does its probe ask for it again?) and applied once more"
-    import contextlib
-
-    from cookbook_npu.npu.shims.bootstrap import parallel_ready
-    from cookbook_npu.npu.shims.registry import registry
-
-    parallel_ready({"tensor_model_parallel_size": 1})
-    names = [
-        n for n, shim in registry.items() if n.startswith("mindspeed.") and shim.is_applied
-    ]
-    result = {}
-    for name in names:
-        with contextlib.redirect_stdout(None):
-            registry.undo(name)
-            asked = registry[name].needed()[0]
-            state = registry.apply(name)
-        result[name] = (state.state, asked, state.detail)
-    return result
-
-
 def dropped(rank: int, world_size: int) -> dict[str, object]:
     "What a repatch of MindSpeed does to others: to a wrapper put on top of its own, and to our shims"
     import torch.distributed as dist
@@ -270,18 +249,6 @@ def test_its_layers_equal_our_stub(stub, mindspeed, megatron, tensor):
         for n, (s, _) in got["shims"].items()
         if n[:9] == "mindspeed" and s == "applied"
     } == APPLIED[mindspeed]
-
-
-@pytest.mark.parametrize(("mindspeed", "megatron"), PAIRS)
-def test_every_record_can_be_undone(mindspeed, megatron):
-    env = environment("mindspeed", mindspeed, megatron)
-    (result,) = run_ranks(
-        f"{__file__}:records", 1, env=env, timeout=300, bootstrap="trainer"
-    )
-    assert {name.removeprefix("mindspeed.") for name in result} == APPLIED[mindspeed]
-    assert {name: value[:2] for name, value in result.items()} == dict.fromkeys(
-        result, ("applied", True)
-    )
 
 
 @pytest.mark.parametrize(("mindspeed", "megatron"), PAIRS)
