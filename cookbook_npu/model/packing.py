@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['LAYOUTS', 'MicroBatches', 'Tokens', 'TokenBatch', 'attention_params', 'take_shared_prompts', 'model_inputs', 'pack',
-           'pad', 'context_parts', 'ContextPart', 'split_context', 'micro_batch_tokens', 'check_lengths',
-           'longest_first', 'first_fit', 'round_up', 'level', 'deal', 'sequence_cost', 'plan_micro_batches',
-           'prompt_units']
+           'pad', 'context_parts', 'ContextPart', 'split_context', 'micro_batch_tokens', 'check_lengths', 'first_fit',
+           'round_up', 'level', 'deal', 'sequence_cost', 'plan_micro_batches', 'prompt_units']
 
 # %% ../../nbs/model/01_packing.ipynb #22c4fd3e
 import math
@@ -20,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import ConfigError, DataError
+from ..errors import DataError
 
 # %% ../../nbs/model/01_packing.ipynb #ad89e09b
 class Tokens(Protocol):
@@ -51,15 +50,12 @@ class TokenBatch:
     image_grid_thw: Tensor | None = None  # [images, 3] patches in time, height, width
     # expert ids in the flat (T, B) view, [tokens, MoE layers, top-k]; None: not recorded
     routed_experts: Tensor | None = None
-    # with shared prompts: the place in the row of each token that attention reads, and the
-    # places among those of the row's own tokens
+    # with shared prompts: places in the row of the tokens that attention reads, and the inverse
     read_F: Tensor | None = None
     own_T: Tensor | None = None
 
     def split(self, values_R: Tensor) -> list[Tensor]:
         "Split one value per response token into samples"
-        if not self.response_lengths:
-            return []
         return list(values_R.split(self.response_lengths))
 
     def to(self, device: torch.device | str) -> "TokenBatch":
@@ -106,8 +102,7 @@ def _own(module: Any, args: Any, kwargs: dict[str, Any], out_FBH: Tensor) -> Ten
 def take_shared_prompts(decoder: Any) -> None:
     "Let the attention layers of Megatron's decoder take rows with shared prompts"
     for module in decoder.modules():
-        attention = getattr(module, "core_attention", None)
-        if attention is not None:
+        if attention := getattr(module, "core_attention", None):
             attention.register_forward_pre_hook(_read, with_kwargs=True)
             attention.register_forward_hook(_own, with_kwargs=True)
 
@@ -393,24 +388,15 @@ def check_lengths(
     )
 
 # %% ../../nbs/model/01_packing.ipynb #de6b8d68
-def longest_first(lengths: Sequence[int]) -> list[int]:
-    "Return sample indices by decreasing length, in a stable order"
-    return sorted(range(len(lengths)), key=lambda i: -lengths[i])
-
-
 def first_fit(
     lengths: Sequence[int],  # tokens of each sample
     budget: int,  # tokens of one micro-batch
     padded: bool = False,  # to the longest, instead of packed
 ) -> MicroBatches:  # longest sample first
     "Return micro-batches within the budget; a sample above it is alone"
-    if budget <= 0:
-        raise ConfigError(
-            f"token budget is {budget}", "Give train.micro_batch_tokens a positive value."
-        )
     found: MicroBatches = []
     used: list[int] = []  # tokens of each micro-batch, packed
-    for i in longest_first(lengths):
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         at = len(found)
         for k, members in enumerate(found):
             longest = lengths[members[0]]
@@ -452,7 +438,7 @@ def level(
     "Balance the cost over the same number of micro-batches; return the given ones if samples do not fit"
     levelled: MicroBatches = [[] for _ in micro_batches]
     load = [0.0] * len(levelled)
-    for i in longest_first(lengths):
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         with_room = [
             k
             for k, members in enumerate(levelled)
@@ -471,11 +457,6 @@ def deal(
     ranks: int,
 ) -> MicroBatches:  # rank -> ascending items
     "Return equally many items for each rank, with similar sums of weights"
-    if len(weights) % ranks:
-        raise ConfigError(
-            f"{len(weights)} items for {ranks} ranks",
-            "Make the number of items a multiple of the ranks.",
-        )
     order = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
     shares: MicroBatches = [[] for _ in range(ranks)]
     for first in range(0, len(order), ranks):
@@ -501,10 +482,6 @@ def plan_micro_batches(
     padded: bool = False,  # bshd, not thd
 ) -> list[MicroBatches]:  # rank -> micro-batch -> ascending sample indices
     "Return a balanced plan with every sample once and equally many micro-batches per rank"
-    if data_parallel <= 0:
-        raise ConfigError(
-            f"data-parallel size is {data_parallel}", "It must be at least 1."
-        )
     costs = lengths if costs is None else costs
     found = round_up(first_fit(lengths, budget, padded), lengths, data_parallel)
     found = level(found, lengths, costs, budget, padded)

@@ -344,7 +344,6 @@ _ASKED = {
     "data.record_format": "plain",
     "data.input_key": None,
     "data.label_key": None,
-    "data.image_key": None,
     "data.metadata_keys": (),
     "rollout.environment": None,
     "rollout.environment_arguments": {},
@@ -358,14 +357,14 @@ _ASKED = {
 
 
 def _answer_here(given: Mapping[str, Any]) -> list[tuple[str, str, str, list[str]]]:
-    "Return prompt, label, greedy answer and images of each prompt, in a process without a device"
+    "Return prompt, label, greedy answer and pictures of each prompt, in a process without a device"
     run = RunFolder.open(given["run"])
     checkpoint = chosen_checkpoint(run, given["step"])
     settings = {"samples": 1, "temperature": 0.0, "max_tokens": given["max_tokens"]}
     of_run = run.config()
     if given["data"]:
-        images = {"data.image_key": "images"} if given["pictures"] else {}
-        of_run = override(of_run, _ASKED | images | {"sft.loss_mask": None})
+        own = {"data.image_key": given["images"], "sft.loss_mask": None}
+        of_run = override(of_run, _ASKED | own)
         settings["data"] = given["data"]
     else:
         of_run = override(of_run, {"data.eval_prompts": 3})
@@ -380,7 +379,8 @@ def _answer_here(given: Mapping[str, Any]) -> list[tuple[str, str, str, list[str
     shown = [s.metadata.get("prompt_texts", s.metadata["prompt"]) for s in samples]
     texts = [board_or_text(s.metadata, s.text) for s in samples]
     labels = [str(s.label or "") for s in samples]
-    return list(zip(shown, labels, texts, [s.images for s in samples], strict=True))
+    pictures = [sample_pictures(s.images, of_run.data.task) for s in samples]
+    return list(zip(shown, labels, texts, pictures, strict=True))
 
 
 def ask(
@@ -407,7 +407,7 @@ def ask(
         asked.write_text("\n".join(lines), encoding="utf-8")
         given = dict(run=str(run.path), step=step, max_tokens=max_tokens)
         given["data"] = str(asked) if lines else None
-        given["pictures"] = any("images" in record for record in records)
+        given["images"] = "images" if any("images" in one for one in records) else None
         code = (
             "import json, pathlib, sys; from cookbook_npu.policy.evaluate import _answer_here; "
             "pathlib.Path(sys.argv[2]).write_text(json.dumps(_answer_here(json.loads(sys.argv[1]))))"
@@ -421,13 +421,8 @@ def ask(
                 "cookbook-npu eval asks it in a terminal, with its output.",
             )
         found = json.loads(answers.read_text(encoding="utf-8"))
-    rows = [
-        AnswerRow(
-            shown,
-            "" if prompts else label,
-            ((text, None),),
-            tuple(sample_pictures(images, data.task)),
-        )
-        for shown, label, text, images in found
-    ]
+    rows = (
+        AnswerRow(shown, "" if prompts else label, ((text, None),), tuple(pictures))
+        for shown, label, text, pictures in found
+    )
     return AnswerTable((title,), tuple(rows), whose="prompt")

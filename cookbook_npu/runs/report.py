@@ -118,6 +118,8 @@ def result_table(
         ),
         ("shims", ", ".join(counts) if states else None),
     ]
+    if stack.get("device", {}).get("simulated"):
+        del rows[-2:]  # memory and shims, of which a laptop has no choice
     if supervised:  # what has no value there: engines and sleep
         rows = [(name, value) for name, value in rows if value is not None]
     empty, known = steps_without_advantage(metrics)

