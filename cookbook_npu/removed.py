@@ -11,15 +11,23 @@ from collections.abc import Sequence
 from .errors import ConfigError
 
 # %% ../nbs/09_removed.ipynb #36fff750
+# what to use instead -> keys
+_SAME = {
+    "It is a constant now.": """
+        algorithm.tau_neg algorithm.tau_pos optim.beta1 output.completions placement.call_timeout_s
+        reward.batch_size reward.failure_alarm reward.judge.temperature reward.judge.timeout_s
+        rollout.environment_workers train.logprob_diff_alarm train.logprob_diff_factor""",
+    "It is always on.": """
+        data.deduplicate data.shuffle optim.cpu_offload_overlap output.tensorboard""",
+    "Limit the requests with reward.judge.max_requests.": """
+        reward.judge.input_price reward.judge.max_cost reward.judge.max_tokens reward.judge.output_price""",
+}
 # dotted configuration key -> what to use instead
-REMOVED_KEYS = {
+REMOVED_KEYS = {key: why for why, keys in _SAME.items() for key in keys.split()}
+REMOVED_KEYS |= {
     "algorithm.overlong_penalty": "It is 1: give the scorer length a weight instead.",
-    "algorithm.tau_neg": "It is a constant now.",
-    "algorithm.tau_pos": "It is a constant now.",
     "data.eval_format": "Leave data.record_format at auto: each file is read in its own format.",
     "critic.value_clip": "It is 0.2.",
-    "data.deduplicate": "It is always on.",
-    "data.shuffle": "It is always on.",
     "data.image_min_pixels": "Leave it out: the model's limit holds.",
     "distill.coef": "It is 1: weight the reward by distill.reward_coef.",
     "faults.on_failure": "Set faults.max_restarts, 0 for 'fail'.",
@@ -27,42 +35,26 @@ REMOVED_KEYS = {
     "model.tiny.experts_per_token": "It is 2.",
     "model.tiny.num_heads": "Set model.tiny.num_kv_heads: there are twice as many query heads.",
     "model.attention_softmax_fp32": "Set train.megatron_args.attention_softmax_in_fp32.",
-    "optim.beta1": "It is a constant now.",
     "optim.eps": "It is 1e-8.",
-    "optim.cpu_offload_overlap": "It is always on.",
-    "output.completions": "It is a constant now.",
-    "output.tensorboard": "It is always on.",
     "parallel.expert_tensor": "Leave it out: an expert is split by parallel.tensor without EP.",
     "parallel.sequence": "Leave it out: it is on with parallel.tensor above 1.",
-    "placement.call_timeout_s": "It is a constant now.",
     "placement.hccl_port_base": "Export HCCL_HOST_SOCKET_PORT_RANGE and HCCL_NPU_SOCKET_PORT_RANGE.",
     "placement.sleep": "Leave it out: a sleeping trainer copies its memory to the host.",
     "placement.transfer_timeout_s": "Set faults.hang_timeout_s: it is a fifth of that.",
     "placement.hccl_buffer_mb": "Set HCCL_BUFFSIZE in placement.trainer_env and placement.rollout_env.",
-    "reward.batch_size": "It is a constant now.",
     "distill.tiny": "Name a tiny model of the package: distill.teacher tiny:NAME.",
-    "reward.failure_alarm": "It is a constant now.",
     "reward.judge.cache": "Leave it out: the replies are in the run folder.",
-    "reward.judge.input_price": "Limit the requests with reward.judge.max_requests.",
-    "reward.judge.max_cost": "Limit the requests with reward.judge.max_requests.",
-    "reward.judge.max_tokens": "Limit the requests with reward.judge.max_requests.",
     "reward.judge.concurrency": "It is 16.",
     "reward.judge.retries": "It is 4.",
     "reward.label_failures": "It is 3.",
     "reward.memory_mb": "It is 1 GiB.",
-    "reward.judge.output_price": "Limit the requests with reward.judge.max_requests.",
-    "reward.judge.temperature": "It is a constant now.",
-    "reward.judge.timeout_s": "It is a constant now.",
     "reward.retries": "It is 2, for async scorers: retry more often in the scorer.",
     "rollout.decode_steps": "The scale decides it: 1 at laptop, else 16.",
     "rollout.group_timeout_s": "Leave it out: no group is dropped for its length.",
     "rollout.kept_cache": "Leave it out: an engine recomputes the cache after a weight update.",
     "rollout.enforce_eager": "Set rollout.graphs: off for true, auto or a mode for false.",
-    "rollout.environment_workers": "It is a constant now.",
     "rollout.request_seeds": "The scale decides it: one seed per response, at 910b one per batch.",
     "train.keep_best": "Set train.keep_last: the step of the best evaluation is in the report.",
-    "train.logprob_diff_alarm": "It is a constant now.",
-    "train.logprob_diff_factor": "It is a constant now.",
     "train.sequence_limit": "Set data.max_prompt_tokens and sampling.max_response_tokens.",
     "warm_start": "The package ships trained tiny models: for another one give its folder as model.",
 }

@@ -9,10 +9,9 @@ __all__ = ['RUN_METADATA', 'TurnRole', 'FinishReason', 'FINISH_REASONS', 'ImageI
 # %% ../../nbs/data/00_sample.ipynb #cfdb2273
 import dataclasses
 import hashlib
-import json
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..errors import DataError
 
@@ -177,26 +176,6 @@ class Sample:
         values = vars(self) | {"turns": [vars(turn) for turn in self.turns]}
         del values["routed_experts"]  # hundreds of bytes per token
         return {k: v for k, v in values.items() if v or k not in _OFTEN_EMPTY}
-
-    def to_json(self) -> str:  # one line
-        "The sample as one line of JSON"
-        return json.dumps(self.record(), ensure_ascii=False)
-
-    @classmethod
-    def from_json(cls, line: str) -> Self:
-        "Read a line of `to_json`; raises `DataError` when it is not a sample"
-        try:
-            values = json.loads(line)
-            if "right" in values:  # the name until 0.1
-                values["correct"] = values.pop("right")
-            turns = [Turn(**turn) for turn in values.get("turns", [])]
-            scores = {k: tuple(both) for k, both in values.get("scores", {}).items()}
-            return cls(**values | {"turns": turns, "scores": scores})
-        except (json.JSONDecodeError, TypeError, AttributeError) as e:
-            raise DataError(
-                f"not a sample: {line[:80]!r} ({e})",
-                "Give a line of a run's samples/ file.",
-            ) from None
 
 # %% ../../nbs/data/00_sample.ipynb #d187762a
 def check_sample(sample: Sample) -> None:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Scores', 'ALGORITHMS', 'compute_advantages', 'compute_gae', 'compute_policy_loss', 'check_own_functions', 'Algorithm',
-           'algorithm_overrides', 'algorithm_table']
+           'algorithm_overrides']
 
 # %% ../../nbs/rl/07_algorithms.ipynb #99e19a70
 from collections.abc import Mapping, Sequence
@@ -454,33 +454,3 @@ def algorithm_overrides(
     # always set: the recipe may use another estimator
     chosen = {"advantage_estimator": "grpo", **ALGORITHMS[name].overrides}
     return {f"algorithm.{key}": value for key, value in chosen.items()}
-
-# %% ../../nbs/rl/07_algorithms.ipynb #040b757e
-def _runs_in(name: str, recipes: Mapping[str, RunConfig]) -> str:
-    "Recipes that use this algorithm unchanged, or how to get it"
-    defaults = dict(build_config(AlgorithmConfig, {}).flat("algorithm."))
-    wanted = defaults | algorithm_overrides(name)
-    same = []
-    for recipe, config in recipes.items():
-        if dict(config.algorithm.flat("algorithm.")) == wanted:
-            same.append(f"`{recipe}`")
-    if same:
-        return ", ".join(same)
-    try:
-        for config in recipes.values():
-            override(config, wanted)
-    except ConfigError as e:
-        return f"refused: {e.what}"
-    return f'any recipe, `overrides=algorithm_overrides("{name}")`'
-
-# %% ../../nbs/rl/07_algorithms.ipynb #2991d799
-def algorithm_table(
-    recipes: Mapping[str, RunConfig],  # recipe -> its configuration
-) -> str:  # a Markdown table
-    "Algorithm, paper, keys that differ from the defaults, recipe"
-    rows = ["| algorithm | paper | keys (`algorithm.`...) | runs in |", "|---|---|---|---|"]
-    for name, a in ALGORITHMS.items():
-        differs = ", ".join(f"`{key}={value!r}`" for key, value in a.overrides.items())
-        overrides = differs or "the defaults"
-        rows.append(f"| {a.title} | {a.link} | {overrides} | {_runs_in(name, recipes)} |")
-    return "\n".join(rows)

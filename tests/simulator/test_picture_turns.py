@@ -3,6 +3,7 @@ plain transformers agree on positions and log-probs. The model wants nothing but
 them leave out alike.
 """
 
+import pickle
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -189,8 +190,7 @@ def trainer_logprobs(rank: int, world_size: int, root: str) -> dict[int, list[fl
     from cookbook_npu.train.trainer import Trainer
 
     folder = Path(root) / "qwen3_vl"
-    lines = (Path(root) / "samples.jsonl").read_text().splitlines()
-    samples = [Sample.from_json(line) for line in lines]
+    samples = pickle.loads((Path(root) / "samples").read_bytes())
     turns = seeing(folder)
     images = {}
     for sample in samples:
@@ -223,8 +223,7 @@ def trainer_logprobs(rank: int, world_size: int, root: str) -> dict[int, list[fl
 def test_the_trainer_agrees_with_the_engine(folder, samples):
     "Packed rows on two ranks, with a picture in the prompt and one in an observation"
     graded = [replace(s, reward=float(s.index)) for s in samples]
-    text = "\n".join(sample.to_json() for sample in graded)
-    (folder.parent / "samples.jsonl").write_text(text)
+    (folder.parent / "samples").write_bytes(pickle.dumps(graded))
     first, _ = run_ranks(
         f"{__file__}:trainer_logprobs",
         2,

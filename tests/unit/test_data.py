@@ -11,7 +11,6 @@ from cookbook_npu.config import DataConfig
 from cookbook_npu.data.datasets import read_jsonl
 from cookbook_npu.data.equality import evaluate_expression, numbers_in
 from cookbook_npu.data.prompts import load_prompts, load_source
-from cookbook_npu.data.sample import Sample
 from cookbook_npu.data.tasks import (
     GENERATORS,
     LEVELS,
@@ -23,18 +22,6 @@ from cookbook_npu.errors import DataError
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")
-
-values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(max_size=4), inner, max_size=3)
-    ),
-    max_leaves=5,
-)
 
 
 @pytest.fixture(scope="module")
@@ -53,32 +40,6 @@ def test_every_text_survives_the_tokenizer(text):
 
 
 test_every_text_survives_the_tokenizer.tokenizer = build_tokenizer()
-
-
-@given(
-    st.lists(st.floats(-50, 0), min_size=1, max_size=5),
-    st.text(max_size=20),
-    st.dictionaries(st.text(), values),
-)
-def test_samples_survive_json_bit_for_bit(logprobs, text, metadata):
-    n = len(logprobs)
-    sample = Sample(
-        group_id="g",
-        index=1,
-        prompt_ids=[1],
-        response_ids=[2] * n,
-        logprobs=logprobs,
-        loss_mask=[1] * n,
-        versions=[0] * n,
-        finish_reason="length",
-        text=text,
-        label=text,
-        reward=logprobs[0],
-        metadata=metadata,
-    )
-    line = sample.to_json()
-    assert "\n" not in line
-    assert Sample.from_json(line) == sample
 
 
 @given(
