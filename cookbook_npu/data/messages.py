@@ -85,7 +85,7 @@ def _one_of(message: dict[str, Any], keys: Sequence[str], place: str) -> Any:
     "Take the value under one of several names; None without one"
     found = {key: message.pop(key) for key in keys if key in message}
     value = next(iter(found.values()), None)
-    if any(other != value for other in found.values()):
+    if len(found) > 1 and any(other != value for other in found.values()):
         raise DataError(f"{place} has different values of {', '.join(found)}", "Keep one.")
     return value
 
@@ -97,6 +97,8 @@ def _checked_message(message: Any, place: str) -> dict[str, Any]:
             f"{place} of the prompt is {str(message)[:60]!r}",
             "Give a text or a list of messages with role and content.",
         )
+    if message.keys() == {"role", "content"} and {*map(type, message.values())} == {str}:
+        return dict(message)
     found = {key: value for key, value in message.items() if value is not None}
     calls = _from_text(found.pop("tool_calls", None) or [], f"{place}: tool_calls", list)
     thoughts = _one_of(found, THOUGHTS, place)

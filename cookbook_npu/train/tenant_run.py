@@ -126,12 +126,8 @@ class TenantTurns:
         return {name: ended[name].result() for name in works}
 
     def _begin(self, name: str, work: Callable[[], T]) -> T:
-        self._take(name)
+        _raised(self.turns[name].get())
         return work()
-
-    def _take(self, name: str) -> Any:
-        "Wait for the turn; return what comes with it, or raise it"
-        return _raised(self.turns[name].get())
 
     def _used(self) -> float:
         "Return the seconds of all turns so far"
@@ -154,7 +150,7 @@ class TenantTurns:
         began = time.perf_counter()
         self.events.put((name, asked))
         try:
-            return self._take(name)
+            return _raised(self.turns[name].get())
         finally:
             if clock := self.clocks.get(name):
                 clock.idle += time.perf_counter() - began - self.seconds
@@ -171,7 +167,7 @@ class TenantTurns:
             yield
         finally:
             self.events.put((name, "graded"))
-            self._take(name)
+            _raised(self.turns[name].get())
             if clock := self.clocks.get(name):
                 clock.idle += self._used() - began
 
