@@ -82,12 +82,8 @@ def paths_here(
     return parameters
 
 # %% ../../nbs/cluster/04_modelarts.ipynb #713e1759
-_VARIABLES = (
-    "HUAWEICLOUD_SDK_AK",
-    "HUAWEICLOUD_SDK_SK",
-    "PROJECT_ID",
-    "MODELARTS_ENDPOINT",
-)
+_VARIABLES = """HUAWEICLOUD_SDK_AK HUAWEICLOUD_SDK_SK PROJECT_ID
+MODELARTS_ENDPOINT""".split()
 
 
 def open_client(environ: Mapping[str, str] | None = None) -> Any:

@@ -39,21 +39,11 @@ _TIME_LIMITS = {
     "HCCL_EVENT_TIMEOUT": "7500",
 }
 # variables of torch_memory_saver
-_SAVER = (
-    "TMS_HOOK_MODE",
-    "TMS_INIT_ENABLE",
-    "TMS_INIT_ENABLE_CPU_BACKUP",
-    "TMS_ENABLE_CPU_BACKUP",
-    "TMS_REGION_TAG",
-)
+_SAVER = """TMS_HOOK_MODE TMS_INIT_ENABLE TMS_INIT_ENABLE_CPU_BACKUP TMS_ENABLE_CPU_BACKUP
+TMS_REGION_TAG""".split()
 # variables that a worker group sets for each rank
 _OF_A_RANK = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
+    """RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT""".split()
 )
 
 # %% ../../nbs/plan/03_roles.ipynb #4c81ea57

@@ -30,19 +30,8 @@ from .plots import compared_figures
 from ..terminal import html_table
 
 # %% ../../nbs/runs/15_outcomes.ipynb #9a25427a
-METRICS = (
-    "eval_accuracy",
-    "eval_reward",
-    "eval_loss",
-    "raw_reward",
-    "sft_loss",
-    "response_length_mean",
-    "entropy_loss",
-    "kl_loss",
-    "grad_norm",
-    "train_rollout_logprob_abs_diff",
-    "time/step",
-)
+METRICS = """eval_accuracy eval_reward eval_loss raw_reward sft_loss response_length_mean
+entropy_loss kl_loss grad_norm train_rollout_logprob_abs_diff time/step""".split()
 NOISE = 3  # standard errors
 JUDGED = METRICS[:5]  # held to the noise where settings are equal
 

@@ -28,7 +28,7 @@ BUDGETS: dict[str, int] = {
     "lines of targets": 240,
     "lines of train": 7710,
     "lines of weights": 980,
-    "lines of the package": 58000,
+    "lines of the package": 57850,
     "notebooks": 176,
     "configuration keys": 159,
     "configuration errors": 65,

@@ -412,11 +412,6 @@ class Registry(dict[str, Shim]):
             self.raise_refused()
         return states
 
-    def undo_all(self) -> None:
-        "Undo every shim, last applied first; values that were replaced since are kept"
-        for name in reversed(self.applied()):
-            self.undo(name, keep_foreign=True)
-
 # %% ../../../nbs/npu/shims/00_registry.ipynb #f94f383f
 registry = Registry()
 
