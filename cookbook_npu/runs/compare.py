@@ -153,12 +153,14 @@ def compare_runs(a: Path | str, b: Path | str) -> Outcomes | RunComparison:
     """Compare two runs of one recipe and scale by their folders.
 
     Step by step if they have equal settings and repeat bitwise, else by their final numbers. Raises
-    `DataError` for other recipes or scales, and for an incomplete run that should repeat."""
+    `DataError` for other recipes or scales, and for an incomplete run of equal settings."""
     outcomes = run_outcomes([a, b])
-    if outcomes.settings or outcomes.not_bitwise:
+    if outcomes.settings:
         return outcomes
     first, _, metrics = complete_run(a)
     second, _, others = complete_run(b)
+    if outcomes.not_bitwise:
+        return outcomes
     compared = compare_metrics(metrics, others)
     return RunComparison(str(first.path), str(second.path), outcomes.stack, compared)
 
