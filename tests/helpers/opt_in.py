@@ -50,7 +50,7 @@ LANES = (
     Lane("npu-wheel", 4, "2026-11-29", ("make", "test-npu-wheel")),
     Lane("runs", 12, "2026-11-29"),
     Lane("devices", 8, "2026-11-29"),
-    Lane("notebooks", 4, NEVER),
+    Lane("notebooks", 4, "2026-11-29"),
     Lane("docs", 1, "2026-11-28"),
     Lane("910b", 15, NEVER, ("make", "test-910b")),
     Lane("packages", 2, "2026-11-29"),
