@@ -413,7 +413,9 @@ def ask(
             "pathlib.Path(sys.argv[2]).write_text(json.dumps(_answer_here(json.loads(sys.argv[1]))))"
         )
         command = [sys.executable, "-c", code, json.dumps(given), str(answers)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        # a thread that spins takes the core that another one needs
+        env = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+        done = subprocess.run(command, capture_output=True, text=True, env=env)
         if done.returncode:
             last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
             raise RoleError(

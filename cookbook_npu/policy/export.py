@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['POLICY', 'PEFT_POLICY', 'CARD', 'chosen_checkpoint', 'PolicyWriter', 'convert_state', 'write_template_defaults',
-           'policy_folder', 'evaluated_at', 'model_card', 'export_policy', 'check_hub', 'push_folder']
+           'merge_policy', 'policy_folder', 'evaluated_at', 'model_card', 'export_policy', 'check_hub', 'push_folder']
 
 # %% ../../nbs/policy/00_export.ipynb #c869e251
 import json
@@ -132,6 +132,27 @@ def write_template_defaults(folder: Path, arguments: Mapping[str, Any]) -> None:
         file.write_text(defaults + text, encoding="utf-8")
 
 
+def merge_policy(run: RunFolder, adapter: Path, target: Path) -> None:
+    "Add an adapter in peft's format to the weights of the run's model; write the folder `target`"
+    import torch
+    from safetensors.torch import load_file
+
+    from ..model.folder import weight_files
+    from ..model.lora import merge_adapter
+    from ..train.trainer import write_hf_folder
+
+    base, config = base_model(run), run.config()
+    dtype = getattr(torch, config.model.dtype)
+    weights = (
+        (name, weight.to(dtype))
+        for file in weight_files(base)
+        for name, weight in load_file(file).items()
+    )
+    added = load_file(adapter / "adapter_model.safetensors")
+    scale = config.lora.alpha / config.lora.rank
+    write_hf_folder(target, base, dict(merge_adapter(weights, added, scale)))
+
+
 @contextmanager
 def policy_folder(
     run: RunFolder, checkpoint: Checkpoint, adapter: bool = False
@@ -142,12 +163,16 @@ def policy_folder(
         checkpoint.check(f"{name}/")
         yield checkpoint.path / name
         return
-    checkpoint.check("state/")
+    peft = checkpoint.path / PEFT_POLICY
+    checkpoint.check(f"{PEFT_POLICY}/" if peft.is_dir() else "state/")
     with (
         storage_errors(run.path),
         tempfile.TemporaryDirectory(dir=run.path, prefix=".policy-") as aside,
     ):
-        convert_state(run, checkpoint, Path(aside) / name, adapter)
+        if peft.is_dir():
+            merge_policy(run, peft, Path(aside) / name)
+        else:
+            convert_state(run, checkpoint, Path(aside) / name, adapter)
         yield Path(aside) / name
 
 # %% ../../nbs/policy/00_export.ipynb #3c228bfc

@@ -50,14 +50,20 @@ class AnswerTable:
     whose: str = "held-out prompt"  # head of the prompts
     empty: str = "no evaluation was saved (rollout.eval_every, output.save_samples)"
 
+    @property
+    def _labelled(self) -> bool:
+        return any(row.label for row in self.rows)  # own prompts have no label
+
     def _repr_html_(self) -> str:
         if not self.rows:
             return html.escape(str(self))
+        titles = [self.whose, *self.titles]
+        if self._labelled:
+            titles.insert(1, "correct answer")
         heads = "".join(
-            f'<th style="text-align:left">{html.escape(title)}</th>'
-            for title in (self.whose, "correct answer", *self.titles)
+            f'<th style="text-align:left">{html.escape(title)}</th>' for title in titles
         )
-        lines = "".join(f"<tr>{_row_html(row)}</tr>" for row in self.rows)
+        lines = "".join(f"<tr>{_row_html(row, self._labelled)}</tr>" for row in self.rows)
         return f"<table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>"
 
     def __str__(self) -> str:
@@ -65,7 +71,8 @@ class AnswerTable:
             return self.empty
         lines = []
         for row in self.rows:
-            lines.append(f"{_one_line(row.prompt)}   correct: {_one_line(row.label)}")
+            label = f"   correct: {_one_line(row.label)}" if self._labelled else ""
+            lines.append(f"{_one_line(row.prompt)}{label}")
             width = max(map(len, self.titles))
             for title, (text, correct) in zip(self.titles, row.answers, strict=True):
                 lines.append(f"  {title:<{width}}  {_MARKS[correct][0]} {_one_line(text)}")
@@ -78,15 +85,14 @@ def _one_line(text: str) -> str:
     return shorten(" ".join(text.split()), 100)
 
 
-def _row_html(row: AnswerRow) -> str:
+def _row_html(row: AnswerRow, labelled: bool) -> str:
     pictures = "".join(
         f'<img src="{url}" width="64" alt="image of the prompt"> ' for url in row.pictures
     )
     cell = '<td style="text-align:left;white-space:pre-wrap;vertical-align:top{more}">{text}</td>'
-    cells = [
-        cell.format(more="", text=pictures + html.escape(row.prompt)),
-        cell.format(more="", text=html.escape(row.label)),
-    ]
+    cells = [cell.format(more="", text=pictures + html.escape(row.prompt))]
+    if labelled:
+        cells.append(cell.format(more="", text=html.escape(row.label)))
     for text, correct in row.answers:
         mark, colour = _MARKS[correct]
         between = "\n" if "🟩" in text or "⬛" in text else " "

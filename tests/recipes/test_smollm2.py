@@ -9,11 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from page_blocks import steps
+from safetensors.torch import load_file
 
 from cookbook_npu.data import hub
 from cookbook_npu.errors import MissingError
 from cookbook_npu.plan.dimensions import dimensions_of_folder, total_parameters
+from cookbook_npu.policy.export import chosen_checkpoint, convert_state, policy_folder
+from cookbook_npu.runs.folder import RunFolder
 from cookbook_npu.runs.metrics import MetricColumns, load_metrics, metric_points
 
 pytestmark = pytest.mark.lane("real-model")
@@ -69,11 +73,19 @@ def trained(folder: Path, steps: int, **overrides) -> MetricColumns:
 
 
 def test_five_steps_teach_it(model, tmp_path):
-    metrics = trained(tmp_path, 5)
+    "The adapter merged on the host is the policy that the trainer exports"
+    metrics = trained(tmp_path, 5, **{"train.export_hf": True})
     before, after = (value for _, value in metric_points(metrics, "eval_accuracy"))
     assert after > before + 0.2, (before, after)
     differences = [v for _, v in metric_points(metrics, "train_rollout_logprob_abs_diff")]
     assert max(differences) < 1e-4
+    run = RunFolder.open(tmp_path / "run")
+    convert_state(run, chosen_checkpoint(run), tmp_path / "trainer")
+    want = load_file(tmp_path / "trainer" / "model.safetensors")
+    with policy_folder(run, chosen_checkpoint(run)) as folder:
+        found = load_file(folder / "model.safetensors")
+    assert found.keys() == want.keys()
+    assert all(torch.equal(found[name], want[name]) for name in want)
 
 
 def test_a_lenient_reward_is_hacked(model, tmp_path):

@@ -9,12 +9,14 @@ from pathlib import Path
 import policy_jobs
 import pytest
 from conformance import sharpen_model
+from PIL import Image
 from ranks import run_ranks
 from whole_runs import more_vllm, rows
 
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
-from cookbook_npu.recipes import qwen3_4b_colocate
+from cookbook_npu.policy.evaluate import ask
+from cookbook_npu.recipes import Recipe, qwen3_4b_colocate, qwen3_vl_8b_grpo
 from cookbook_npu.rollout.vllm import missing_reason
 from cookbook_npu.runs.checkpoints import Checkpoints
 from cookbook_npu.runs.folder import RunFolder
@@ -58,14 +60,16 @@ def test_greedy_is_one_number(asked):
     assert first["prompts"] == 8 and "own_accuracy" not in first
 
 
-def run_with_opinions(root: Path) -> Path:
+def run_with_opinions(root: Path, recipe: Recipe = qwen3_4b_colocate) -> Path:
     "A run folder whose policy has learned nothing and prefers something everywhere"
     tiny = {"model.tiny.hidden_size": 64, "model.tiny.num_layers": 2}
     overrides = {"output.root": str(root), "output.name": "run", "data.eval_prompts": 12}
-    with RunFolder.create(qwen3_4b_colocate(overrides=overrides | tiny)) as run:
+    with RunFolder.create(recipe(overrides=overrides | tiny)) as run:
         checkpoints = Checkpoints.of_run(run)
         partial = checkpoints.partial(5)
-        build_tiny(run.config().model.tiny, build_tokenizer(), partial / "hf", seed=0)
+        tiny_config = run.config().model.tiny
+        tokenizer = build_tokenizer(vision=tiny_config.family == "qwen3_vl")
+        build_tiny(tiny_config, tokenizer, partial / "hf", seed=0)
         sharpen_model(partial / "hf")
         checkpoints.commit(partial, 5, {})
     return run.path
@@ -93,3 +97,19 @@ def test_vllm_gives_the_same_greedy_answers(tmp_path):
     # prompts have answers of their own, of some length
     assert len(set(texts)) > 6 and own["metrics"]["response_length_mean"] > 12
     assert found["answers"] == own["answers"]
+
+
+def test_ask_shows_the_pictures_of_its_prompts(tmp_path):
+    "Another picture is another question; a held-out prompt has one, too"
+    run = run_with_opinions(tmp_path, qwen3_vl_8b_grpo)
+    asked = []
+    for color in ("white", "black"):
+        Image.new("RGB", (64, 64), color).save(tmp_path / f"{color}.png")
+        asked.append({"prompt": "<image>a=", "images": [str(tmp_path / f"{color}.png")]})
+    table = ask(run, asked)
+    white, black = (row.answers[0][0] for row in table.rows)
+    assert white != black
+    assert all(len(row.pictures) == 1 for row in (*table.rows, *ask(run).rows))
+    html = table._repr_html_()
+    assert html.count("<img") == 2 and "image_pad" not in html
+    assert "correct" not in html + str(table)  # own prompts have no label
