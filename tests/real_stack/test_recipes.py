@@ -92,6 +92,7 @@ RUNS = {
     ),
     "qwen3_vl_8b_grpo": ("qwen3_vl_8b_grpo", "qwen3_vl", "geometry", {}, 0.02),
     "qwen3_vl_8b_ppo": ("qwen3_vl_8b_ppo", "qwen3_vl", "geometry", {}, 0.02),
+    "smollm2_grpo": ("smollm2_grpo", "qwen3", "arithmetic", {}, 0.02),
     "wordle_grpo": (
         "wordle_grpo",
         "qwen3",
