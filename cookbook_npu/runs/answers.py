@@ -204,7 +204,7 @@ def samples_text(
     Raises `MissingError` for a step without samples."""
     run = run if isinstance(run, RunFolder) else RunFolder.open(run)
     run.refuse_tenants("samples")
-    saved = [index + 1 for index in run.saved_samples()]
+    saved = run.saved_samples()
     if step is None and saved:
         step = saved[-1]
     if step not in saved:
@@ -214,7 +214,7 @@ def samples_text(
             "Choose another step; output.save_samples must be on.",
         )
     blocks = []
-    for sample in choose_samples(run.load_samples(step - 1), step, worst):
+    for sample in choose_samples(run.load_samples(step), step, worst):
         facts = "  ".join(f"{name} {value}" for name, value in sample.facts if value)
         lines = [f"-- step {step}, {sample.kind}: {facts}", sample.prompt, sample.response]
         blocks.append("\n".join(lines))

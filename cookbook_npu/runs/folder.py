@@ -693,11 +693,10 @@ class RunFolder:
                 lines[file] = found
         later = []
         for file in sorted(self.samples.glob("*_*.jsonl")):
-            kind, _, digits = file.stem.partition("_")
+            digits = file.stem.partition("_")[2]
             if not digits.isdecimal():
                 raise DataError(f"{file} has no step in its name", "Remove or rename it.")
-            # the rollout of step k is saved before the step is done
-            if int(digits) + (kind == "step") > steps:
+            if int(digits) > steps:
                 later.append(file)
         # damaged, or the run would resume from them; `prune` would keep them as the newest ones
         for folder in self.checkpoints.glob("step_*"):

@@ -157,6 +157,6 @@ def sample_gallery(run: RunFolder) -> list[GallerySample]:
     if not files:
         return []
     step = int(files[-1].stem.removeprefix("step_"))
-    chosen = choose_samples(run.load_samples(step), step + 1)
+    chosen = choose_samples(run.load_samples(step), step)
     task = run.config().data.task
     return [replace(s, pictures=sample_pictures(s.images, task)) for s in chosen]

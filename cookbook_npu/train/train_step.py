@@ -257,7 +257,7 @@ class TrainStep:
         "Save the samples and make a batch of them, without the trainer"
         config = self.state.config
         if config.output.save_samples and not config.reward_model.path:
-            self.state.folder.save_samples(step, [s.record() for s in samples])
+            self.state.folder.save_samples(step + 1, [s.record() for s in samples])
         return make_batch(
             samples,
             config.rollout.samples_per_prompt,
@@ -348,7 +348,7 @@ class TrainStep:
             found = self._sequences(inputs, "reward_model.score", inputs)
         metrics = add_model_scores(batch, samples, [float(one[0]) for one in found], config)
         if config.output.save_samples:
-            self.state.folder.save_samples(step, [s.record() for s in samples])
+            self.state.folder.save_samples(step + 1, [s.record() for s in samples])
         return metrics
 
     def _teach(self, batch: Batch, samples: list[Sample]) -> dict[str, float]:
@@ -454,7 +454,7 @@ class TrainStep:
 
     def _save_samples(self, step: int, samples: list[Sample], why: str) -> None:
         folder = self.state.folder
-        path = folder.save_samples(step, [s.record() for s in samples])
+        path = folder.save_samples(step + 1, [s.record() for s in samples])
         folder.event("not_finite", step=step, why=why, samples=str(path))
 
 # %% ../../nbs/train/07_train_step.ipynb #112cb7db

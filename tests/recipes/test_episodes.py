@@ -91,7 +91,7 @@ def test_grpo_with_pictures_and_turns_and_an_oracle(tmp_path):
     assert all(row["env/oracle_calls_mean"] > 0 for row in trained)
     (event,) = events(tmp_path / recipe, "oracle")
     assert "knows the label" in event["text"]
-    lines = (tmp_path / recipe / "samples" / "step_000001.jsonl").read_text().splitlines()
+    lines = (tmp_path / recipe / "samples" / "step_000002.jsonl").read_text().splitlines()
     asked = [s for s in map(json.loads, lines) if 0 in s["loss_mask"]]
     assert asked and all(len(sample["images"]) == 1 for sample in asked)
     assert {sample["metadata"]["turn_texts"][1] for sample in asked} <= {

@@ -126,7 +126,7 @@ def test_a_run_leaves_everything_behind(folder):
     assert max(row["train_rollout_logprob_abs_diff"] for row in rows[1:]) < 1e-4
     assert rows[2]["memory/free_after_sleep"] > rows[2]["memory/free_before_sleep"]
     assert rows[2]["memory/engine_weights"] > 0 and "memory/communicators" in rows[1]
-    assert len((folder / "samples/step_000000.jsonl").read_text().splitlines()) == 16
+    assert len((folder / "samples/step_000001.jsonl").read_text().splitlines()) == 16
     # the last cells ask the policy, compare with no earlier run, and export
     shown = (folder / "notebook.ipynb").read_text()
     assert "after 2 steps" in shown and "end of A" not in shown
@@ -156,7 +156,7 @@ def test_a_second_run_repeats_bitwise(folder, tmp_path):
     again = tiny_run(tmp_path, env=preloaded())
     done = command("compare", str(folder), str(again))
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("step_000000.jsonl", "step_000001.jsonl"):
+    for name in ("step_000001.jsonl", "step_000002.jsonl"):
         here, there = (run / "samples" / name for run in (again, folder))
         assert here.read_bytes() == there.read_bytes()
 
@@ -220,7 +220,7 @@ def test_the_recipe_with_pictures_looks_at_them(tmp_path):
     rows = records(folder)
     assert [row["step"] for row in rows] == [0, 1, 2] and rows[2]["eval_accuracy"] >= 0
     assert all(row["train_rollout_logprob_abs_diff"] < 1e-4 for row in rows[1:])
-    for step in (0, 1):
+    for step in (1, 2):
         lines = (folder / f"samples/step_{step:06d}.jsonl").read_text().splitlines()
         for sample in map(json.loads, lines):
             (image,) = sample["images"]
@@ -309,7 +309,7 @@ def test_gsm8k_records_run_through_in_a_copy_of_the_notebook(tmp_path):
     assert folder.name.startswith("mine-laptop")
     samples = [
         json.loads(line)
-        for line in (folder / "samples/step_000000.jsonl").read_text().splitlines()
+        for line in (folder / "samples/step_000001.jsonl").read_text().splitlines()
     ]
     assert {s["label"] for s in samples} <= {str(2 * n) for n in range(1, 9)}
     assert records(folder)[-1]["step"] == 2

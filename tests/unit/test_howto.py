@@ -103,7 +103,7 @@ def record_runs(folder: Path) -> None:
                 if name == "NPU":
                     row |= {"time/actor_train": 100.0, "time/step": 500.0}
                 append_line(run.metrics_file, row)
-                run.save_samples(step - 1, [SAMPLE | {"reward": reward}])
+                run.save_samples(step, [SAMPLE | {"reward": reward}])
 
 
 def write_verl_file(file: Path) -> None:
