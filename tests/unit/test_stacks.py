@@ -1,14 +1,17 @@
 """Do all pins hold together? The stacks, this package's own requirements and the documented install lines
 against the metadata of the released wheels (see helpers/package_index.py)."""
 
+import dataclasses
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import types
 import zipfile
 from pathlib import Path
 
+import ascend_releases
 import package_index
 import pytest
 import yaml
@@ -18,6 +21,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from reader import PROJECT, asked_packages
 
+from cookbook_npu.npu.shims import vllm_ascend
 from cookbook_npu.npu.stack.stacks import (
     ASCEND_INDEX,
     KNOWN_STACKS,
@@ -456,3 +460,50 @@ def test_the_conda_environment_is_what_make_run_installs():
     assert f"-c {file}" in makefile and (ROOT / file).is_file()
     assert f"-e '.{extra}'" in makefile
     assert extra.strip("[]") in PROJECT["optional-dependencies"]
+
+
+# ---------------------------------------------------------------- releases of vllm-ascend
+
+
+@needs_index
+def test_the_table_of_releases_is_what_their_files_say():
+    assert ascend_releases.TABLE.read_text(encoding="utf-8") == ascend_releases.table()
+
+
+@needs_index
+def test_a_comparison_names_what_changed(tmp_path):
+    "Between two releases, and after a change that is put into a copy of one"
+    old, new = map(ascend_releases.Release, ("0.23.0", "0.30.0rc2"))
+    found = ascend_releases.compare(old, new)
+    assert "device_allocator/camem.py: changed CaMemAllocator.sleep\n" in found
+    assert [line[3:] for line in found.splitlines() if line[:2] == "##"] == [
+        *ascend_releases.AREAS
+    ]
+    assert ascend_releases.compare(old, old).count("\n") == 1
+    shutil.copytree(old.root, tmp_path / "a")
+    changed = ascend_releases.Release("0.23.0")
+    changed.root = tmp_path / "a"
+    sampler = changed.root / "sample/sampler.py"
+    sampler.write_text(sampler.read_text().replace("def greedy_sample(", "def greedy("))
+    line = (
+        "sample/sampler.py: added AscendSampler.greedy; removed AscendSampler.greedy_sample"
+    )
+    assert line in ascend_releases.compare(old, changed)
+
+
+@needs_index
+@pytest.mark.parametrize("given", [{}, {"rl_config": {"enable_batch_invariant": True}}])
+def test_rl_settings_are_those_that_the_release_has(given, monkeypatch):
+    "RlConfig of the released sources, its neighbours left out"
+    source = ascend_releases.Release("0.30.0rc2").source("ascend_config.py", "RlConfig")
+    module = types.ModuleType("ascend_config")
+    scope = {"config": dataclasses.dataclass, "AscendConfig": object}
+    exec(source, scope)
+    module.RlConfig = scope["RlConfig"]
+    monkeypatch.setattr(vllm_ascend, "has_package", lambda name: True)
+    monkeypatch.setattr(vllm_ascend.importlib, "import_module", lambda name: module)
+    settings = vllm_ascend.rl_settings(given)["rl_config"]
+    assert settings == {**vllm_ascend.RL_CONFIG, **given.get("rl_config", {})}
+    scope["RlConfig"](**settings)
+    del module.RlConfig
+    assert vllm_ascend.rl_settings({"a": 1}) == {"weight_nz_mode": 0, "a": 1}

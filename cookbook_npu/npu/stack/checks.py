@@ -956,18 +956,10 @@ def _nz_format(m: Machine, need: Need) -> CheckResult:
     if not need.vllm:
         return ok("no vLLM")
     if value not in (None, "0"):
-        return fail(
-            f"VLLM_ASCEND_ENABLE_NZ={value}",
-            "export VLLM_ASCEND_ENABLE_NZ=0 (vllm-ascend after 0.23: rollout.engine_args "
-            "{'additional_config': {'weight_nz_mode': 0}})",
-        )
+        return fail(f"VLLM_ASCEND_ENABLE_NZ={value}", "export VLLM_ASCEND_ENABLE_NZ=0")
     package = m.packages.get("vllm-ascend")
     if package and package.nz_variable is False:
-        return warn(
-            f"vllm-ascend {package.version} does not read VLLM_ASCEND_ENABLE_NZ",
-            "set rollout.engine_args {'additional_config': {'weight_nz_mode': 0}}: the engine "
-            "refuses another mode",
-        )
+        return ok(f"vllm-ascend {package.version}: the engine sets weight_nz_mode 0")
     return ok("VLLM_ASCEND_ENABLE_NZ=0" if value else "not set; the rollout worker sets 0")
 
 
