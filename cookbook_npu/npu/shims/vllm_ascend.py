@@ -8,7 +8,7 @@ __all__ = ['NZ_ENV', 'RL_CONFIG', 'STARTUP_WAIT', 'STARTUP_POLL', 'IPC_MODULE', 
            'HalfAwakeCore', 'wake_up', 'PartialWakeShim', 'DummyBatchShim', 'pack_is_stale', 'repack', 'TiedHeadShim',
            'compute_plainly', 'drop_unused_packs', 'WorkerErrorShim', 'StartupMemoryShim', 'empty_device',
            'ProfilingMemoryShim', 'KvCacheBytesShim', 'SleepMemoryShim', 'SleepWaitsShim', 'ExpertLayoutShim',
-           'packed_loads', 'npu_ipc_module', 'PackedNpuIpcShim', 'enter_rollout', 'enter_engine']
+           'npu_ipc_module', 'enter_rollout', 'enter_engine']
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #da09bc7f
 import copy
@@ -574,36 +574,6 @@ class ExpertLayoutShim(Shim):
 IPC_MODULE = "vllm_ascend.distributed.weight_transfer.npu_ipc_engine"
 
 
-def packed_loads(module: Any) -> bool:
-    "Return whether packed weights are loaded; tested with stubs of engine, buffer and model"
-    receive = module.NPUIPCWeightTransferEngine.receive_weights
-    loaded = []
-    engine = SimpleNamespace(
-        packed=True,
-        device=SimpleNamespace(index=0),
-        model=SimpleNamespace(load_weights=loaded.append),
-    )
-    info = SimpleNamespace(
-        packed=True,
-        tensor_sizes=[1],
-        ipc_handles={},
-        names=["w"],
-        shapes=[[1]],
-        dtype_names=["float32"],
-    )
-    arguments: list[Any] = [engine, info]
-    if "load_weights" in inspect.signature(receive).parameters:
-        arguments.append(loaded.append)
-    stubs = MonkeyPatch()
-    stubs.setattr(module, "packed_npu_ipc_consumer", lambda **_: [("w", 0)])
-    stubs.setattr(module, "npu_generate_uuid", lambda: "here")
-    try:
-        receive(*arguments)
-    finally:
-        stubs.undo()
-    return bool(loaded)
-
-# %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #79854734
 def npu_ipc_module() -> Any:
     "Return the module of vllm-ascend's npu_ipc engine, if it has one"
     if not has_package("vllm_ascend"):
@@ -614,34 +584,6 @@ def npu_ipc_module() -> Any:
         if not IPC_MODULE.startswith(str(error.name)):
             raise
         return None
-
-# %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #5cc23d94
-@registry.register
-class PackedNpuIpcShim(Shim):
-    """Packed weights sent over npu_ipc are unpacked and dropped: the weight update succeeds
-    and the engine keeps its old weights"""
-
-    name = "vllm_ascend.packed_npu_ipc"
-    target = f"{IPC_MODULE}.NPUIPCWeightTransferEngine.receive_weights"
-    link = "https://github.com/vllm-project/vllm-ascend/blob/182b75ea/vllm_ascend/distributed/weight_transfer/npu_ipc_engine.py"
-    phase = "before_engine"
-
-    def needed(self) -> tuple[bool, str]:
-        module = npu_ipc_module()
-        if module is None:
-            return False, "there is no npu_ipc engine"
-        if packed_loads(module):
-            return False, "packed weights are loaded"
-        return True, "packed weights are never loaded"
-
-    def around(self, original: Callable, engine: Any, *args: Any, **kwargs: Any) -> None:
-        if getattr(engine, "packed", False):
-            raise ShimError(
-                "npu_ipc receives packed weights and never loads them", "Use packed=False."
-            )
-        original(engine, *args, **kwargs)
-
-    verify = Shim.in_place
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #75e641a8
 def enter_rollout() -> None:
