@@ -79,7 +79,8 @@ def executed(r: Release) -> str:
     "What the lane of the 910B software ran on it"
     lane = json.loads(LANE.read_text())["stacks"].get(f"vllm-ascend-{r.version}", {})
     rows = [row["state"] == "executed" for row in lane.get("rows", [])]
-    return f"{sum(rows)} parts of `make test-910b`" if any(rows) else "no"
+    parts = "1 part" if sum(rows) == 1 else f"{sum(rows)} parts"
+    return f"{parts} of `make test-910b`" if any(rows) else "no"
 
 
 def nz(r: Release) -> str:
