@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -273,8 +274,8 @@ def write_acceptance(
     texts["run.log"] = "".join(
         log.read_text("utf-8", "replace") for log in logs if log.is_file()
     )
-    texts["verify.py"] = Path(acceptance.__file__).read_text("utf-8")
     folder.mkdir()
+    shutil.copyfile(acceptance.__file__, folder / "verify.py")
 
     def write(name: str, text: str) -> None:
         (folder / name).write_text(redact(text, report.machine.env), "utf-8")
@@ -287,5 +288,5 @@ def write_acceptance(
     write("README.md", _README.format(table=table, **found))
     files = sorted(folder.iterdir())
     sums = [f"{hashlib.sha256(f.read_bytes()).hexdigest()}  {f.name}\n" for f in files]
-    write("SHA256SUMS", "".join(sums))
+    (folder / "SHA256SUMS").write_text("".join(sums), "utf-8")
     return acceptance.verdict(folder)
