@@ -28,7 +28,7 @@ from ..data.datasets import FORMATS
 from ..data.tasks import PICTURED
 from ..errors import ConfigError, DeviceError
 from ..model.first_weights import teacher_model
-from ..npu.stack.settings import GRAPHS_WITH_SLEEP
+from ..npu.stack.checks import GRAPHS_WITH_SLEEP
 from ..plan.dimensions import (
     Dimensions,
     dimensions_of_folder,

@@ -19,6 +19,7 @@ from ..data.tasks import GENERATED
 from ..errors import ConfigError
 from ..model.first_weights import random_start
 from ..npu.device import find_soc
+from ..npu.shims.vllm_ascend import RL_CONFIG
 from ..plan.dimensions import (
     PUBLISHED,
     Dimensions,
@@ -227,7 +228,12 @@ def _passed_on(config: RunConfig) -> list[tuple[str, str]]:
         "vLLM": config.rollout.engine_args,
         "Megatron": config.train.megatron_args,
     }
-    return [("passed on", f"{to}: {args}") for to, args in given.items() if args]
+    rows = [("passed on", f"{to}: {args}") for to, args in given.items() if args]
+    if config.rollout.engine == "vllm" and config.target.has_soc and not config.is_sft:
+        keys = RL_CONFIG | given["vLLM"].get("additional_config", {}).get("rl_config", {})
+        on = ", ".join(key for key, value in keys.items() if value)
+        rows.append(("rl_config", f"from vllm-ascend 0.30 on: {on}; earlier: NZ off"))
+    return rows
 
 
 def _tenants(config: RunConfig) -> tuple[str, str]:

@@ -61,8 +61,8 @@ from ..model.folder import (
     read_config,
 )
 from ..npu.device import has_package
+from ..npu.stack.checks import part_fix
 from ..npu.stack.machine import Machine
-from ..npu.stack.settings import part_fix
 from ..npu.stack.stacks import installed_packages
 from .dimensions import Dimensions, dimensions_of_folder
 from .memory import model_of

@@ -65,6 +65,7 @@ from ..npu.shims.vllm_ascend import (
     drop_unused_packs,
     enter_engine,
     enter_rollout,
+    rl_settings,
 )
 from . import vllm_layers
 from ..rollout.engine import (
@@ -737,7 +738,10 @@ class VllmEngine(Engine):
         self._weights_valid = load_weights
         self.lora = lora
         vllm = import_vllm(build)
-        check_argument_names("rollout.engine_args", engine_args or {}, vllm.known)
+        engine_args = dict(engine_args or {})
+        check_argument_names("rollout.engine_args", engine_args, vllm.known)
+        if additional := rl_settings(engine_args.get("additional_config", {})):
+            engine_args["additional_config"] = additional
         arguments = llm_arguments(
             self.model,
             dtype,

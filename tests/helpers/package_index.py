@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import tarfile
 import tempfile
 import urllib.request
 import zipfile
@@ -61,8 +62,13 @@ class _Links(HTMLParser):
 
 
 def wheel_links(name: str) -> dict[str, str]:
-    "Wheel -> address, of every release of a package; kept in the cache"
-    kept = folder() / f"{canonicalize_name(name)}.json"
+    "Wheel -> address, of every release of a package"
+    return {f: link for f, link in release_files(name).items() if f.endswith(".whl")}
+
+
+def release_files(name: str) -> dict[str, str]:
+    "Wheel or source distribution -> address, of every release of a package; kept in the cache"
+    kept = folder() / f"{canonicalize_name(name)}.files.json"
     if kept.is_file():
         return json.loads(kept.read_text())
     page = f"{INDEX}/{canonicalize_name(name)}/"
@@ -72,9 +78,8 @@ def wheel_links(name: str) -> dict[str, str]:
     except HTTPError as e:
         if e.code != 404:
             raise
-    found = {file: link for file, link in links.found.items() if file.endswith(".whl")}
-    _keep(kept, json.dumps(found))
-    return found
+    _keep(kept, json.dumps(links.found))
+    return links.found
 
 
 def wheels(
@@ -164,15 +169,22 @@ def metadata(name: str, file: str) -> Message:
 
 
 def sources(name: str, version: str, suffix: str = "") -> Path:
-    "A folder with the files of a wheel whose names end so, downloaded once"
-    file = (wheels(name, version) or wheels(name, version, "x86_64"))[-1]
+    "A folder with the files of a wheel, or of its source, whose names end so; downloaded once"
+    source = f"{name.replace('-', '_')}-{version}.tar.gz"
+    file = [source, *wheels(name, version, "x86_64"), *wheels(name, version)][-1]
     place = folder() / f"{file}.unpacked{suffix}"
     if not place.is_dir():
         aside = Path(tempfile.mkdtemp(prefix=file, dir=folder()))
-        with urllib.request.urlopen(wheel_links(name)[file], timeout=300) as answer:
-            archive = zipfile.ZipFile(io.BytesIO(answer.read()))
-        wanted = [name for name in archive.namelist() if name.endswith(suffix)]
-        archive.extractall(aside, wanted)
+        with urllib.request.urlopen(release_files(name)[file], timeout=300) as answer:
+            content = io.BytesIO(answer.read())
+        if file == source:
+            with tarfile.open(fileobj=content) as archive:
+                wanted = [m for m in archive.getmembers() if m.name.endswith(suffix)]
+                archive.extractall(aside, wanted, filter="data")
+        else:
+            archive = zipfile.ZipFile(content)
+            wanted = [name for name in archive.namelist() if name.endswith(suffix)]
+            archive.extractall(aside, wanted)
         try:
             aside.rename(place)
         except OSError:  # another process was first

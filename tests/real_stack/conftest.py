@@ -40,6 +40,7 @@ EXECUTED = {
     "SIGTERM and resume": ("test_run_resumes",),
     "loss of a trainer": ("test_lost_trainer",),
     "TP2 trainer and engine, weights through device handles": ("test_tensor_parallel",),
+    "RUN lines of the container, without its image": ("test_run_lines",),
     "doctor on the machine; the simulated NPU of a rehearsal": (
         "test_doctor",
         "test_simulated",

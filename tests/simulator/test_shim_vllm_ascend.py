@@ -98,30 +98,6 @@ WORKER = (
 )
 
 
-IPC = (
-    FAKE
-    + """
-    def packed_npu_ipc_consumer(**buffer): return [("w", 1)]
-    def npu_generate_uuid(): raise OSError("a probe must not ask the network")
-    class NPUIPCWeightTransferEngine:
-        def receive_weights(self, update_info):
-            where = npu_generate_uuid()
-            handles = update_info.ipc_handles
-            if self.packed:
-                weights = packed_npu_ipc_consumer(ipc_handle=handles, physical_npu_id=where)
-            else:
-                self.model.load_weights([("w", 1)])
-    module = fake("vllm_ascend.distributed.weight_transfer.npu_ipc_engine", __builtins__=__builtins__)
-    # the method reads its globals from the fake module, as upstream's does
-    code = NPUIPCWeightTransferEngine.receive_weights.__code__
-    NPUIPCWeightTransferEngine.receive_weights = types.FunctionType(code, vars(module))
-    module.packed_npu_ipc_consumer = packed_npu_ipc_consumer
-    module.npu_generate_uuid = npu_generate_uuid
-    module.NPUIPCWeightTransferEngine = NPUIPCWeightTransferEngine
-"""
-)
-
-
 # fmt: off
 test_shim = each(
     ("vllm.environment", "check() returned False", """
@@ -318,21 +294,6 @@ test_shim = each(
         model["experts"].w2_weight = weight
         NPUWorker(model, 6).wake_up(["weights"])
         return model["experts"].w2_weight is weight
-    """),
-    ("vllm_ascend.packed_npu_ipc", "check() returned False", IPC + """
-    assert registry.apply("vllm_ascend.packed_npu_ipc").state == "applied"
-    def check():
-        module.npu_generate_uuid = lambda: "here"
-        engine = NPUIPCWeightTransferEngine()
-        engine.model = types.SimpleNamespace(load_weights=lambda weights: None)
-        engine.packed = False
-        engine.receive_weights(types.SimpleNamespace(ipc_handles=[]))
-        engine.packed = True
-        try:
-            engine.receive_weights(types.SimpleNamespace(ipc_handles={}))
-        except Exception as error:
-            return "never loads them" in str(error)
-        return False
     """),
     bootstrap=None,
 )

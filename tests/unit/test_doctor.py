@@ -128,7 +128,7 @@ def test_every_other_version_fails(part, tmp_path):
         (dict(packages={"transformer-engine": Package("2.1")}), "training-stack"),
         (dict(packages={"ray": Package("2.9.3")}), "ray"),
         (dict(packages={"torch": Package("2.9.0")}), "versions"),
-        (dict(packages={"torch": Package("2.7.1")}), "torch-npu"),
+        (dict(packages={"torch": Package("2.7.1")}), "stack"),
         (dict(packages={"transformers": Package("5.19.0")}), "versions"),
         (dict(packages={"triton": Package("3.6.0")}), "triton"),
         (

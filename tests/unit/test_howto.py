@@ -128,6 +128,7 @@ CODES = {
     "compare runs/A runs/B --html both.html": 1,
     "compare runs/A --against expected": 2,  # two steps say nothing of its curve
     "doctor --bundle report.zip --run runs/A": 1,  # of a machine that the record leaves out
+    "doctor --bundle evidence --run runs/A --format acceptance": 1,
 }
 
 

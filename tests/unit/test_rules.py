@@ -24,7 +24,7 @@ cookbook_npu.parameters cookbook_npu.notebook cookbook_npu.stop cookbook_npu.scr
 cookbook_npu.data.tokenizer
 cookbook_npu.cli cookbook_npu.data.sample cookbook_npu.data.prompts cookbook_npu.data.tasks
 cookbook_npu.cluster.ray_cluster cookbook_npu.runs.folder cookbook_npu.npu.stack.stacks
-cookbook_npu.npu.stack.machine cookbook_npu.npu.stack.checks cookbook_npu.npu.stack.settings
+cookbook_npu.npu.stack.machine cookbook_npu.npu.stack.checks cookbook_npu.npu.stack.acceptance
 cookbook_npu.npu.stack.doctor cookbook_npu.plan.plan cookbook_npu.plan.preflight""".split()
 HEAVY = ("torch", "torch_npu", "ray", "transformers", "megatron", "vllm")
 

@@ -1,14 +1,18 @@
 """Do all pins hold together? The stacks, this package's own requirements and the documented install lines
 against the metadata of the released wheels (see helpers/package_index.py)."""
 
+import dataclasses
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
+import types
 import zipfile
 from pathlib import Path
 
+import ascend_releases
 import package_index
 import pytest
 import yaml
@@ -18,6 +22,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from reader import PROJECT, asked_packages
 
+from cookbook_npu.npu.shims import vllm_ascend
 from cookbook_npu.npu.stack.stacks import (
     ASCEND_INDEX,
     KNOWN_STACKS,
@@ -409,14 +414,12 @@ print(len(RECIPES), "recipes")
 
 @pytest.fixture(scope="module")
 def python_312() -> str:
-    "A Python 3.12, where the machine has one that runs"
-    found = shutil.which("python3.12")
-    if found is None:
-        pytest.skip("python3.12 is not on PATH")
-    done = subprocess.run([found, "--version"], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"{found} does not run: {done.stderr.strip().splitlines()[0]}")
-    return found
+    "A Python 3.12, where the machine has one that runs: on PATH, or of pyenv"
+    managed = Path.home().glob(".pyenv/versions/3.12*/bin/python3.12")
+    for found in filter(None, [shutil.which("python3.12"), *map(str, managed)]):
+        if not subprocess.run([found, "--version"], capture_output=True).returncode:
+            return found
+    pytest.skip("no python3.12 that runs is on PATH or of pyenv")
 
 
 @needs_index
@@ -428,7 +431,8 @@ def test_the_part_without_torch_runs_on_python_312(python_312, tmp_path):
     command += ["--target", str(tmp_path), "--no-config"]
     command += ["--default-index", package_index.INDEX]
     command += ["--constraint", str(ROOT / ".constraints.txt")]
-    command += ["pydantic", "packaging"]
+    heavy = ("torch", "transformers", "datasets", "math-verify")
+    command += [d for d in PROJECT["dependencies"] if Requirement(d).name not in heavy]
     subprocess.run(command, check=True, timeout=300)
     done = subprocess.run(
         [python_312, "-c", TORCH_FREE],
@@ -456,3 +460,91 @@ def test_the_conda_environment_is_what_make_run_installs():
     assert f"-c {file}" in makefile and (ROOT / file).is_file()
     assert f"-e '.{extra}'" in makefile
     assert extra.strip("[]") in PROJECT["optional-dependencies"]
+
+
+# ---------------------------------------------------------------- releases of vllm-ascend
+
+
+@needs_index
+def test_the_table_of_releases_is_what_their_files_say():
+    assert ascend_releases.TABLE.read_text(encoding="utf-8") == ascend_releases.table()
+
+
+@needs_index
+def test_a_comparison_names_what_changed(tmp_path):
+    "Between two releases, and after a change that is put into a copy of one"
+    old, new = map(ascend_releases.Release, ("0.23.0", "0.30.0rc2"))
+    found = ascend_releases.compare(old, new)
+    assert "device_allocator/camem.py: changed CaMemAllocator.sleep\n" in found
+    assert [line[3:] for line in found.splitlines() if line[:2] == "##"] == [
+        *ascend_releases.AREAS
+    ]
+    assert ascend_releases.compare(old, old).count("\n") == 1
+    shutil.copytree(old.root, tmp_path / "a")
+    changed = ascend_releases.Release("0.23.0")
+    changed.root = tmp_path / "a"
+    sampler = changed.root / "sample/sampler.py"
+    sampler.write_text(sampler.read_text().replace("def greedy_sample(", "def greedy("))
+    line = (
+        "sample/sampler.py: added AscendSampler.greedy; removed AscendSampler.greedy_sample"
+    )
+    assert line in ascend_releases.compare(old, changed)
+
+
+@needs_index
+@pytest.mark.parametrize("given", [{}, {"rl_config": {"enable_batch_invariant": True}}])
+def test_rl_settings_are_those_that_the_release_has(given, monkeypatch):
+    "RlConfig of the released sources, its neighbours left out"
+    source = ascend_releases.Release("0.30.0rc2").source("ascend_config.py", "RlConfig")
+    module = types.ModuleType("ascend_config")
+    scope = {"config": dataclasses.dataclass, "AscendConfig": object}
+    exec(source, scope)
+    module.RlConfig = scope["RlConfig"]
+    monkeypatch.setattr(vllm_ascend, "has_package", lambda name: True)
+    monkeypatch.setattr(vllm_ascend.importlib, "import_module", lambda name: module)
+    settings = vllm_ascend.rl_settings(given)["rl_config"]
+    assert settings == {**vllm_ascend.RL_CONFIG, **given.get("rl_config", {})}
+    scope["RlConfig"](**settings)
+    del module.RlConfig
+    assert vllm_ascend.rl_settings({"a": 1}) == {"weight_nz_mode": 0, "a": 1}
+
+
+# ---------------------------------------------------------------- nbdev 3
+
+
+@needs_index
+def test_nbdev_3_exports_the_same(tmp_path):
+    "From [tool.nbdev], in a copy of this repository"
+    import uv
+
+    tools, copy = tmp_path / "tools", tmp_path / "copy"
+    command = [
+        uv.find_uv_bin(),
+        "pip",
+        "install",
+        "--quiet",
+        "--no-config",
+        "--target",
+        tools,
+    ]
+    command += ["--python", sys.executable, "--default-index", package_index.INDEX]
+    subprocess.run([*command, "nbdev==3.3.26"], check=True, timeout=300)
+    files = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True
+    )
+    for name in filter(None, files.stdout.split("\0")):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
+    for module in (copy / "cookbook_npu/rl").glob("[a-z]*.py"):
+        module.unlink()
+    env = {**os.environ, "PYTHONPATH": str(tools)}
+    for program in ([tools / "bin/nbdev-export"], ["tests/drift.py", "--write"]):
+        done = subprocess.run(
+            [sys.executable, *program], cwd=copy, env=env, text=True, capture_output=True
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+    package = [
+        name for name in files.stdout.split("\0") if name.startswith("cookbook_npu/")
+    ]
+    assert len(package) > 150
+    assert not [n for n in package if (copy / n).read_bytes() != (ROOT / n).read_bytes()]

@@ -23,7 +23,7 @@ from .torchvision_ops import install_finder
 from .vllm_ascend import IPC_MODULE, TiedHeadShim
 
 # %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #bb9fc8e6
-from .vllm_ascend import npu_ipc_module, packed_loads, repack
+from .vllm_ascend import npu_ipc_module, repack
 
 # %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #6ec20e75
 TRANSFER_ENGINE = "cookbook_npu"  # name under which vLLM knows our transfer engine
@@ -65,15 +65,6 @@ def opens_npu_memory(engine_class: type) -> bool:
     "Return whether an engine class is vllm-ascend's npu_ipc engine"
     return any(kind.__module__ == IPC_MODULE for kind in engine_class.__mro__)
 
-
-def _packed(name: str, why: str | None) -> dict[str, str]:
-    "The packed mode of an engine and why it cannot be used; empty for a missing engine"
-    if why is None:
-        return {}
-    if not why and not packed_loads(npu_ipc_module()):
-        why = "received weights are never loaded"
-    return {f"{name} packed": why}
-
 # %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #fe3af89d
 FRACTAL_NZ = 29  # torch_npu's number of that format
 
@@ -109,10 +100,6 @@ def weight_update_methods(
     }
     for name in engines:
         methods[name] = _why_not_engine(worker, name)
-    own = type(getattr(worker, "weight_transfer_engine", None))
-    for name in NATIVE_NAMES:
-        if name == "npu_ipc" or opens_npu_memory(own):
-            methods |= _packed(name, methods.get(name))
     return methods
 
 # %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #83f4650f

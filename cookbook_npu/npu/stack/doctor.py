@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['ORDER', 'Report', 'examine', 'describe_machine', 'headline', 'all_versions', 'is_secret', 'redact',
-           'redacted_environment', 'run_files', 'write_bundle', 'bundle_text']
+           'redacted_environment', 'run_files', 'write_bundle', 'bundle_text', 'write_acceptance']
 
 # %% ../../../nbs/npu/stack/04_doctor.ipynb #e6f78cad
+import hashlib
 import io
 import json
 import os
 import re
+import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
-from . import settings, stacks  # noqa: F401 (settings registers checks)
+from . import acceptance, stacks
 from .checks import CHECKS, Finding, Need, diagnose
 from .machine import CommandRunner, Machine, run_program
 
@@ -196,6 +198,17 @@ def run_files(root: Path, run: Path | None) -> dict[str, str]:
     return found
 
 # %% ../../../nbs/npu/stack/04_doctor.ipynb #75a64b85
+def _machine_texts(report: Report, program: CommandRunner) -> dict[str, str]:
+    code, table = program(["npu-smi", "info"])
+    return {
+        "doctor.txt": report.as_text() + "\n",
+        "doctor.json": json.dumps(report.as_json(), indent=1),
+        "versions.json": json.dumps(all_versions(report.machine), indent=1),
+        "environment.txt": redacted_environment(report.machine.env),
+        "npu-smi.txt": f"exit code {code}\n{table}",
+    }
+
+
 def write_bundle(
     file: str | Path,
     report: Report,
@@ -209,15 +222,7 @@ def write_bundle(
             f"--bundle {file} is not a .zip file", "Use a name such as a.zip."
         )
     env = report.machine.env
-    code, table = program(["npu-smi", "info"])
-    texts = {
-        "doctor.txt": report.as_text() + "\n",
-        "doctor.json": json.dumps(report.as_json(), indent=1),
-        "versions.json": json.dumps(all_versions(report.machine), indent=1),
-        "environment.txt": redacted_environment(env),
-        "npu-smi.txt": f"exit code {code}\n{table}",
-    }
-    texts |= files
+    texts = {**_machine_texts(report, program), **files}
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as bundle:
         for name, text in texts.items():
@@ -237,3 +242,51 @@ def bundle_text(file: Path, names: Sequence[str]) -> str:
     parts = parts or ["no run: there is none in the folder of runs (--runs, --run)"]
     size = file.stat().st_size / 2**10
     return f"{file}, {size:.0f} KiB: versions, checks, environment, npu-smi\nand {', '.join(parts)}"
+
+# %% ../../../nbs/npu/stack/04_doctor.ipynb #2e097c1d
+_README = """# {recipe}: {steps} steps on {devices} x {device}
+
+{table}
+
+`python -I verify.py` checks this folder: digests, missing steps, figures, log, times, versions.
+It needs Python alone. `metrics.jsonl` has every metric, `curves.svg` the learning curves, `run.log` the log,
+`doctor.txt` and `versions.json` the machine.
+"""
+
+
+def write_acceptance(
+    folder: Path,
+    report: Report,
+    run: Path,
+    curves: str,  # SVG
+    program: CommandRunner = run_program,
+) -> tuple[int, str]:  # of `acceptance.verdict`
+    "Write the evidence of a run into a new folder; raises `ConfigError` where it exists, or `OSError`"
+    if folder.exists():
+        raise ConfigError(f"--bundle {folder} exists", "Name a new folder.")
+    texts = _machine_texts(report, program) | {"curves.svg": curves}
+    del texts["environment.txt"]
+    for name in ("metrics.jsonl", "spans.jsonl", "config.json", "stack.json"):
+        file = run / name
+        texts[name] = file.read_text("utf-8") if file.is_file() else ""
+    job = run.parent / ".jobs" / run.name
+    logs = [*sorted(job.glob("job-*.log"), key=os.path.getmtime), job / "job.log"]
+    texts["run.log"] = "".join(
+        log.read_text("utf-8", "replace") for log in logs if log.is_file()
+    )
+    folder.mkdir()
+    shutil.copyfile(acceptance.__file__, folder / "verify.py")
+
+    def write(name: str, text: str) -> None:
+        (folder / name).write_text(redact(text, report.machine.env), "utf-8")
+
+    for name, text in texts.items():
+        write(name, text)
+    _, met, found = acceptance.verify(folder, stated=False)
+    write("acceptance.json", json.dumps({**found, "criteria": met}, indent=1) + "\n")
+    table = "\n".join(f"- {'met' if ok else 'not met'}: {name}" for name, ok in met.items())
+    write("README.md", _README.format(table=table, **found))
+    files = sorted(folder.iterdir())
+    sums = [f"{hashlib.sha256(f.read_bytes()).hexdigest()}  {f.name}\n" for f in files]
+    (folder / "SHA256SUMS").write_text("".join(sums), "utf-8")
+    return acceptance.verdict(folder)
