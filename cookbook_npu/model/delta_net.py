@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from .megatron import MegatronModel
-from .packing import LAYOUTS, attention_params
+from .packing import LAYOUTS, attention_params, split_context
 from ..npu.shims import fla
 from ..npu.shims.registry import MonkeyPatch
 
@@ -81,7 +81,9 @@ def _run_layer(
     from megatron.core.tensor_parallel import mappings
 
     place = model.layout
-    batch = LAYOUTS[layout](_sequences(), place.row_multiple)
+    batch = LAYOUTS[layout](_sequences(), place.row_multiple, place.sequence_multiple)
+    if place.context_size > 1:
+        batch = split_context(batch, place.context_rank, place.context_size).batch
     width = net.config.hidden_size
     dtype = net.config.params_dtype
 
@@ -160,10 +162,12 @@ def choose_layout(
     if not kinds:
         return LayoutChoice(wanted)
     net = kinds[0]
+    whole = model.layout.context_size == 1
+    reference = "bshd" if whole else "thd"  # padded rows cannot be split
     patch = MonkeyPatch()
     use_plain_kernels(patch)
     try:
-        want_R2H = _run_layer(net, model, "bshd")
+        want_R2H = _run_layer(net, model, reference)
     finally:
         patch.undo()
     fault = _find_fault(net, model, wanted, want_R2H)
@@ -171,7 +175,7 @@ def choose_layout(
         return LayoutChoice(wanted)
     kernel = delta_kernels()["chunk_gated_delta_rule"]
     what = f"the gated delta net ({kernel}) does not support packed sequences: {fault}"
-    if wanted == "thd" and not _find_fault(net, model, "bshd", want_R2H):
+    if whole and wanted == "thd" and not _find_fault(net, model, "bshd", want_R2H):
         if asked == "thd":
             raise ConfigError(
                 f"train.layout is 'thd': {what}", "Set train.layout auto or bshd."
