@@ -180,11 +180,6 @@ class TinyConfig(Config):
     def has_vision_tower(self) -> bool:
         return self.family not in ("qwen3", "qwen3_moe")
 
-    @property
-    def reads_pictures(self) -> bool:
-        "Whether its tokenizer and template take pictures; the tiny Qwen3.5 models are trained on text"
-        return self.family == "qwen3_vl"
-
 # %% ../nbs/01_config.ipynb #4ea67cb4
 class ModelConfig(Config):
     "The policy model"
