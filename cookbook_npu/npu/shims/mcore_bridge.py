@@ -5,10 +5,9 @@
 # %% auto #0
 __all__ = ['TRITON_MODULES', 'UnlaunchableKernel', 'placeholder_triton', 'load_module_file', 'TritonModulesShim',
            'without_triton', 'rope_for_transformers_5', 'RopeInitialiserShim', 'delta_nets', 'unsummed_weights',
-           'oversummed_weights', 'GatedDeltaSumsShim', 'tensor_a2a_cp2hp', 'tensor_a2a_hp2cp', 'GatedDeltaContextShim',
-           'split_towers', 'SummedFeatures', 'DeepstackSumsShim', 'unmarked_slices', 'VocabularyMarksShim',
-           'tied_head_sources', 'ValueHeadShim', 'McoreValueHeadShim', 'McoreValueHeadRowsShim', 'LoraLayersShim',
-           'LoraLinearClassesShim']
+           'oversummed_weights', 'GatedDeltaSumsShim', 'GatedDeltaContextShim', 'split_towers', 'SummedFeatures',
+           'DeepstackSumsShim', 'unmarked_slices', 'VocabularyMarksShim', 'tied_head_sources', 'ValueHeadShim',
+           'McoreValueHeadShim', 'McoreValueHeadRowsShim', 'LoraLayersShim', 'LoraLinearClassesShim']
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #4c822c72
 import importlib
@@ -294,25 +293,6 @@ class GatedDeltaSumsShim(Shim):
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #12992310
 _NET = "mcore_bridge.model.modules.gated_delta_net"
-_EXCHANGE = "megatron.core.ssm.mamba_context_parallel"
-
-
-def tensor_a2a_cp2hp(
-    tensor: torch.Tensor, seq_dim: int, head_dim: int, cp_group: Any
-) -> torch.Tensor:  # [T, B, H / CP]
-    "Exchange a part of one sequence, [T / CP, B, H] in the order of ring attention, for a part of the heads"
-    cp = importlib.import_module(_EXCHANGE)
-    whole = cp._all_to_all_cp2hp(tensor, cp_group)
-    return cp._undo_attention_load_balancing(whole, cp_group.size())
-
-
-def tensor_a2a_hp2cp(
-    tensor: torch.Tensor, seq_dim: int, head_dim: int, cp_group: Any
-) -> torch.Tensor:  # [T / CP, B, H]
-    "Undo `tensor_a2a_cp2hp`"
-    cp = importlib.import_module(_EXCHANGE)
-    ordered = cp._redo_attention_load_balancing(tensor, cp_group.size())
-    return cp._all_to_all_hp2cp(ordered, cp_group)
 
 
 @registry.register
@@ -331,13 +311,24 @@ class GatedDeltaContextShim(Shim):
 
     def needed(self) -> tuple[bool, str]:
         source = importlib.import_module("megatron.core.ssm.gated_delta_net")
-        lacks = not hasattr(source, tensor_a2a_cp2hp.__name__)
+        lacks = not hasattr(source, "tensor_a2a_cp2hp")
         return lacks, f"megatron-core {'lacks' if lacks else 'has'} the exchange of heads"
 
     def install(self, patch: MonkeyPatch) -> None:
         source = importlib.import_module("megatron.core.ssm.gated_delta_net")
-        for function in (tensor_a2a_cp2hp, tensor_a2a_hp2cp):
-            patch.setattr(source, function.__name__, function)
+        mamba = importlib.import_module("megatron.core.ssm.mamba_context_parallel")
+
+        def to_heads(part: Any, seq_dim: int, head_dim: int, cp_group: Any) -> Any:
+            "[T / CP, B, H] of a sequence, in the order of ring attention, to [T, B, H / CP]"
+            whole = mamba._all_to_all_cp2hp(part, cp_group)
+            return mamba._undo_attention_load_balancing(whole, cp_group.size())
+
+        def to_tokens(heads: Any, seq_dim: int, head_dim: int, cp_group: Any) -> Any:
+            ordered = mamba._redo_attention_load_balancing(heads, cp_group.size())
+            return mamba._all_to_all_hp2cp(ordered, cp_group)
+
+        patch.setattr(source, "tensor_a2a_cp2hp", to_heads)
+        patch.setattr(source, "tensor_a2a_hp2cp", to_tokens)
         size = cached_property(lambda net: net.config.context_parallel_size)
         size.__set_name__(None, "cp_size")  # type: ignore[arg-type]
         patch.setattr(importlib.import_module(_NET).GatedDeltaNet, "cp_size", size)
