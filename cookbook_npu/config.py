@@ -180,11 +180,6 @@ class TinyConfig(Config):
     def has_vision_tower(self) -> bool:
         return self.family not in ("qwen3", "qwen3_moe")
 
-    @property
-    def reads_pictures(self) -> bool:
-        "Whether its tokenizer and template take pictures; the tiny Qwen3.5 models are trained on text"
-        return self.family == "qwen3_vl"
-
 # %% ../nbs/01_config.ipynb #4ea67cb4
 class ModelConfig(Config):
     "The policy model"
@@ -2088,7 +2083,7 @@ def _check_tiny(c: RunConfig) -> None:
 def check_context(
     parallel: ParallelConfig,
     kv_heads: int,  # key/value heads of a layer
-    recurrent: bool,  # some layers are gated delta nets
+    delta_heads: int,  # key heads of a gated delta net; 0: the model has none
     sees: bool,  # has a vision tower
     model: str,  # its name in messages
 ) -> None:
@@ -2096,19 +2091,20 @@ def check_context(
     p = parallel
     if p.context == 1:
         return
-    if recurrent:
+    size = p.tensor * p.context
+    sizes = (
+        f"parallel.tensor {p.tensor} x parallel.context {p.context} is {size}, {model} has"
+    )
+    if delta_heads % size:
         raise ConfigError(
-            f"parallel.context is {p.context}, {model} has gated delta nets",
-            "Their state passes from token to token, and the installed layers keep it on one device: "
-            "set parallel.context to 1 and raise parallel.tensor.",
+            f"{sizes} gated delta nets of {delta_heads} key heads",
+            "Make the product a divisor of them: each rank computes some of the heads.",
         )
     if p.context_algorithm != "ulysses":
         return
-    size = p.tensor * p.context
     if kv_heads % size:
         raise ConfigError(
-            f"parallel.tensor {p.tensor} x parallel.context {p.context} is {size}, {model} has "
-            f"{kv_heads} key/value heads",
+            f"{sizes} {kv_heads} key/value heads",
             "Make the product a divisor of them, or set parallel.context_algorithm to ring.",
         )
     if sees:
@@ -2123,7 +2119,8 @@ def _check_context(c: RunConfig) -> None:
     t = c.model.tiny
     if c.model.path is None:
         name = f"a tiny {t.family}"
-        check_context(c.parallel, t.num_kv_heads, t.is_hybrid, t.has_vision_tower, name)
+        delta_heads = t.num_kv_heads if t.is_hybrid else 0
+        check_context(c.parallel, t.num_kv_heads, delta_heads, t.has_vision_tower, name)
 
 # %% ../nbs/01_config.ipynb #54f01437
 def check_pipeline(

@@ -97,11 +97,15 @@ _TINY_CALCULATOR: Settings = {
     "sampling.max_response_tokens": 24,
     "train.global_batch_size": None,
 }
-_TINY_CALCULATOR_MODEL: Settings = {
+_LARGER_TINY_MODEL: Settings = {
     "model.tiny.hidden_size": 96,
     "model.tiny.num_layers": 3,
     "model.tiny.ffn_size": 288,
     "model.tiny.init_std": 0.02,
+}
+_TINY_DRAWINGS: Settings = {
+    "data.task": {"level": 1, "per_level": 5000},
+    "train.global_batch_size": 128,
 }
 _TINY_TRIANGLES: Settings = {
     "rollout.environment": "geo3k",
@@ -179,13 +183,15 @@ def _for_prompts(prompt_data: str, config: RunConfig) -> Settings:
     if prompt_data == "calculator" and not tiny:
         return {**_CALCULATOR, "data.apply_chat_template": True}
     if prompt_data == "calculator":
-        larger = _TINY_CALCULATOR_MODEL if config.model.tiny.family == "qwen3" else {}
+        larger = _LARGER_TINY_MODEL if config.model.tiny.family == "qwen3" else {}
         return {**_CALCULATOR, **_TINY_CALCULATOR, **larger}
     if prompt_data == "wordle":
         if not tiny:
             return {**_WORDLE, "data.apply_chat_template": True}
         smaller = _TINY_WORDLE_MODEL if config.model.tiny.family == "qwen3" else {}
         return {**_WORDLE, **_TINY_WORDLE, **smaller}
+    if prompt_data == "geometry" and tiny and config.model.tiny.is_hybrid:
+        return {**_TASK_SETTINGS["geometry"], **_LARGER_TINY_MODEL, **_TINY_DRAWINGS}
     if prompt_data in _TASK_SETTINGS:
         settings = dict(_TASK_SETTINGS[prompt_data])
         if "environment" in config.reward.scorers:  # of the recipe's own prompts
@@ -725,11 +731,27 @@ _RELAX_9B: Settings = {
     "train.micro_batch_tokens": 9216,
     "train.save_every": 50,
 }
+_SIXTEEN_NPUS = Variant(
+    scales=("910b",),
+    when={"placement.devices": 16},
+    settings={
+        "placement.devices": 16,
+        "parallel.context": 4,
+        "model.recompute": "selective",
+        "algorithm.rollout_is": "mask",
+        "algorithm.loss_agg_mode": "token-mean",
+        "rollout.skip_eval_before_train": True,
+        "rollout.eval_max_response_tokens": 8192,
+        "train.keep_last": 1,
+        "train.micro_batch_tokens": 32768,
+    },
+)
 qwen3_5_9b_colocate = Recipe(
     name="qwen3_5_9b_colocate",
     title="Qwen3.5-9B: colocated GRPO",
     base=_BATCH,
     at={"laptop": _TINY_HYBRID, "cuda": _TINY_HYBRID, "910b": _RELAX_9B},
+    variants=(_SIXTEEN_NPUS,),
     expected={
         "laptop": Expected(
             metrics={"eval_accuracy": {0: 0.21, 10: 0.71, 40: 0.96}},
@@ -784,13 +806,9 @@ _TINY_VISION: Settings = {
     **_TINY_ARITHMETIC,
     "num_steps": 30,
     "model.tiny.family": "qwen3_vl",
-    "model.tiny.hidden_size": 96,
-    "model.tiny.num_layers": 3,
-    "model.tiny.ffn_size": 288,
-    "model.tiny.init_std": 0.02,
+    **_LARGER_TINY_MODEL,
     "data.prompt_data": "geometry",
-    "data.task": {"level": 1, "per_level": 5000},
-    "train.global_batch_size": 128,
+    **_TINY_DRAWINGS,
 }
 _GEO3K: Settings = {
     **_REAL_RUN,

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Record', 'MAX_LINE_BYTES', 'READERS', 'HUBS', 'FORMATS', 'open_data', 'read_jsonl', 'without_nulls', 'rows_of',
            'read_parquet', 'folder_files', 'source_label', 'read_path', 'read_hf', 'read_modelscope', 'read_records',
-           'source_name', 'lookup', 'plain_label', 'gsm8k_label', 'RecordSchema', 'detect_format', 'read_fields',
-           'count_marks', 'read_images', 'read_metadata']
+           'source_name', 'lookup', 'plain_label', 'gsm8k_label', 'RecordSchema', 'shows_pictures', 'detect_format',
+           'read_fields', 'count_marks', 'read_images', 'read_metadata']
 
 # %% ../../nbs/data/03_datasets.ipynb #81fab223
 import codecs
@@ -25,10 +25,13 @@ from urllib.parse import parse_qsl, urlsplit
 from .hub import check_reachable
 from .images import IMAGE_MARK
 from .sample import RUN_METADATA
+from .tasks import PICTURED
 from ..errors import ConfigError, DataError, MissingError, nearest, parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from ..config import DataConfig
 
 # %% ../../nbs/data/03_datasets.ipynb #ec75655b
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO"}
@@ -435,6 +438,13 @@ FORMATS: dict[str, RecordSchema] = {
     ),
     "plain": RecordSchema((("prompt", "label"),), metadata=("metadata",)),
 }
+
+
+def shows_pictures(data: "DataConfig") -> bool:
+    "Whether the records are known to have images"
+    schema = FORMATS.get(data.record_format)
+    named = data.image_key is not None or (schema is not None and schema.images is not None)
+    return named or not {data.prompt_data, *data.mixture}.isdisjoint(PICTURED)
 
 # %% ../../nbs/data/03_datasets.ipynb #c6867be7
 def detect_format(record: dict[str, Any], place: str) -> str:  # one of `FORMATS`

@@ -392,7 +392,7 @@ def megatron_config(
     check_context(
         parallel,
         values["num_query_groups"],
-        bool(values.get("linear_num_value_heads")),
+        values.get("linear_num_key_heads") or 0,
         hasattr(hf, "vision_config"),
         str(path),
     )

@@ -24,8 +24,7 @@ from typing import Literal
 from packaging.version import Version
 
 from ..config import LoraConfig, RunConfig, is_tiny
-from ..data.datasets import FORMATS
-from ..data.tasks import PICTURED
+from ..data.datasets import shows_pictures
 from ..errors import ConfigError, DeviceError
 from ..model.first_weights import teacher_model
 from ..npu.stack.checks import GRAPHS_WITH_SLEEP
@@ -276,17 +275,9 @@ PATCHES_PER_TOKEN = 4  # 2 x 2
 PIXELS_PER_TOKEN = PATCHES_PER_TOKEN * 16 * 16
 
 
-def _shows_pictures(config: RunConfig) -> bool:
-    "Whether the records are known to have images"
-    data = config.data
-    schema = FORMATS.get(data.record_format)
-    named = data.image_key is not None or (schema is not None and schema.images is not None)
-    return named or not {data.prompt_data, *data.mixture}.isdisjoint(PICTURED)
-
-
 def most_image_tokens(d: Dimensions, config: RunConfig) -> int:
     "Return the maximum image tokens of a prompt; 0 for text"
-    if not d.vision or not _shows_pictures(config):
+    if not d.vision or not shows_pictures(config.data):
         return 0
     longest = config.data.max_prompt_tokens
     pixels = config.data.image_max_pixels

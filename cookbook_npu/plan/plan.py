@@ -680,7 +680,8 @@ def _layout(config: RunConfig, d: Dimensions) -> str:
     p = config.parallel
     sizes = [f"TP {p.tensor}"]
     if p.context > 1:
-        sizes.append(f"CP {p.context} ({p.context_algorithm})")
+        nets = "; gated delta nets exchange heads" if d.linear_layers else ""
+        sizes.append(f"CP {p.context} ({p.context_algorithm}{nets})")
     if p.pipeline > 1:
         sizes.append(f"PP {p.pipeline}, the largest stage")
     if d.experts:

@@ -123,19 +123,21 @@ def pipeline_slowdown(config: RunConfig, length: float) -> float:
 def context_seconds(
     d: Dimensions, config: RunConfig, speeds: Speeds, length: float
 ) -> float:
-    "Return the seconds that attention waits for other context-parallel ranks, per token of a rank"
+    "Return the seconds that a token of a rank waits for other context-parallel ranks"
     p = config.parallel
     if p.context == 1:
         return 0.0
     element = ELEMENT_BYTES[config.model.dtype]
     layers = (d.layers - d.linear_layers) / p.pipeline
     others = p.context - 1
+    each = element / (p.tensor * p.context * speeds.device_link)  # of an exchange of heads
+    exchanged = 2 * d.linear_keys + 3 * d.linear_values + 2 * d.linear_heads
+    nets = d.linear_layers / p.pipeline * each * exchanged
     if p.context_algorithm == "ring":
         sent = element * 2 * d.k / p.tensor * others / speeds.device_link
         computed = 2 * d.q / p.tensor * length / (speeds.peak * speeds.utilization)
-        return layers * max(0.0, sent - computed)
-    moved = element * 2 * (d.q + d.k) / p.tensor * others / p.context
-    return layers * moved / (others * speeds.device_link)
+        return nets + layers * max(0.0, sent - computed)
+    return nets + layers * each * 2 * (d.q + d.k)
 
 
 def _pass(d: Dimensions, config: RunConfig, speeds: Speeds, length: float) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..config import RunConfig, override
 from ..data.conversations import conversation_reader, load_conversations
+from ..data.datasets import shows_pictures
 from ..data.rewards import all_scorers
 from ..data.tasks import GENERATED, PICTURED
 from ..npu.device import AUTOLOAD_ENV, SIMULATE_ENV
@@ -78,7 +79,7 @@ def _prompts(config: RunConfig, family: str) -> dict[str, Any]:
         tiny = {"compact": True} if task == "wordle" else {"calls": "brackets"}
         keys["rollout.environment_arguments"] = {**given, **tiny}
     else:
-        task = "geometry" if family == "qwen3_vl" else "arithmetic"
+        task = "geometry" if shows_pictures(config.data) else "arithmetic"
         keys["rollout.environment"] = None
     level = 2 if task == "arithmetic" else 1
     return keys | {"data.prompt_data": task, "data.task": {"level": level}}

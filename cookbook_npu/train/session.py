@@ -50,6 +50,7 @@ from ..model.first_weights import (
     first_weights,
     model_name,
     random_start,
+    reads_pictures,
     shipped_model,
     teacher_folder,
 )
@@ -180,7 +181,7 @@ def warn_unseen(
     "Warn about prompts with characters that the tiny text model of the package has not learned"
     sources = {*config.data.mixture} or {config.data.prompt_data}
     model = shipped_model(config)
-    if not model or sources <= {*GENERATED} or config.model.tiny.reads_pictures:
+    if not model or sources <= {*GENERATED} or reads_pictures(config):
         return
     shown = {
         c

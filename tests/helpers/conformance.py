@@ -885,14 +885,16 @@ def wrong_placeholders_are_refused(case: Case) -> None:
         require_error(call, EngineError, f"{wrong.group_id}/0 has")
 
 
-def sharpen_model(folder: Path, factor: float = 4.0) -> Path:
+def sharpen_model(folder: Path, factor: float = 4.0, dtype: str = "float32") -> Path:
     "Scale the matrices in the folder of a random model, so that its distributions are peaked"
     from safetensors.torch import load_file, save_file
 
     for file in folder.glob("*.safetensors"):
         weights = load_file(file)
         for name, t in weights.items():
-            if t.ndim > 1 and "embed" not in name:
-                weights[name] = t * factor
+            scale = factor if t.ndim > 1 and "embed" not in name else 1.0
+            weights[name] = (t * scale).to(getattr(torch, dtype))
+            if name.endswith("A_log"):  # vLLM holds the rounded values in float32
+                weights[name] = weights[name].float()
         save_file(weights, file, metadata={"format": "pt"})
     return folder

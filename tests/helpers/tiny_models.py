@@ -29,6 +29,7 @@ from cookbook_npu.data.wordle import marks
 from cookbook_npu.model.first_weights import (
     SHIPPED,
     needed_skills,
+    reads_pictures,
     shipped_models,
     tiny_folder,
 )
@@ -71,6 +72,13 @@ MODELS = {
     "arithmetic_counting": Made("qwen3_4b_multi_lora_grpo", steps=1200),
     "arithmetic_moe": Made("qwen3_30b_a3b_grpo"),
     "arithmetic_hybrid": Made("qwen3_5_9b_colocate", steps=250, noisy_steps=60),
+    "geometry_hybrid": Made(
+        "qwen3_5_9b_colocate",
+        prompt_data="geometry",
+        steps=250,
+        learning_rate=2e-3,
+        noisy_steps=50,
+    ),
     "calculator": Made(
         "qwen3_4b_colocate",
         prompt_data="calculator",
@@ -232,9 +240,9 @@ def make(name: str, root: Path) -> bytes:
     "The safetensors file of a model, made in the folder `root`"
     made = MODELS[name]
     config = made.config()
-    pictures = config.model.tiny.reads_pictures
+    pictures = reads_pictures(config)
     (root / "drawings").mkdir()
-    folder = tiny_folder(config.model.tiny)
+    folder = tiny_folder(config.model.tiny, pictures=pictures)
     clean = {"schedule": "linear", "learning_rate": made.learning_rate, "warmup_steps": 20}
     noisy = {
         "schedule": "constant",
@@ -262,7 +270,9 @@ def make(name: str, root: Path) -> bytes:
 def accuracy(name: str, weights: bytes, root: Path) -> float:
     "The sampled held-out accuracy of a model before the first step of its recipe"
     made = MODELS[name]
-    folder = tiny_folder(made.config().model.tiny, weights)
+    config = made.config()
+    pictures = reads_pictures(config)
+    folder = tiny_folder(config.model.tiny, weights, pictures=pictures)
     place = {"output.root": str(root), "output.name": "recipe"}
     # with the settings of the tiny model: `model=folder` would take those of a real one
     config = override(made.config(num_steps=1, overrides=place), {"model.path": folder})

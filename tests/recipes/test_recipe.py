@@ -173,8 +173,11 @@ def run_without_notebook(root: Path, recipe: str, **overrides: object) -> Path:
 
 
 def test_the_asynchronous_recipe_runs_beside_its_trainer(tmp_path):
-    "Samples of the second step are one update old; every role is in the timeline"
-    folder = run_without_notebook(tmp_path, "qwen3_5_9b_async")
+    """Samples of the second step are one update old; every role is in the timeline
+
+    Rows of text and rows with pictures are in one batch."""
+    mixed = {"data.mixture": {"arithmetic": 0.5, "geometry": 0.5}}
+    folder = run_without_notebook(tmp_path, "qwen3_5_9b_async", **mixed)
     rows = records(folder)
     assert [row.get("staleness/age_max") for row in rows] == [None, 0, 1]
     assert rows[1]["train_rollout_logprob_abs_diff"] < 1e-4
@@ -228,6 +231,25 @@ def test_the_recipe_with_pictures_looks_at_them(tmp_path):
     export = folder / "checkpoints/step_000002/hf"
     assert json.loads((export / "config.json").read_text())["model_type"] == "qwen3_vl"
     assert (export / "preprocessor_config.json").is_file()
+
+
+@pytest.mark.lane("runs")
+def test_qwen3_5_looks_at_pictures(tmp_path):
+    "Ten steps on drawings; the same run on white paper is the control"
+    last = {}
+    for blank in (False, True):
+        name = f"blank {blank}"
+        more = {"output.root": str(tmp_path), "output.name": name, "train.save_every": 0}
+        config = RECIPES["qwen3_5_9b_colocate"](
+            num_steps=10,
+            prompt_data="geometry",
+            overrides={**more, "data.blank_images": blank},
+        )
+        save_config(config, tmp_path / "run.json")
+        run(tmp_path / "run.json")
+        last[blank] = records(tmp_path / name)[-1]
+        assert last[blank]["train_rollout_logprob_abs_diff"] < 1e-4
+    assert last[False]["eval_accuracy"] - last[True]["eval_accuracy"] >= 0.5
 
 
 @pytest.mark.lane("runs")

@@ -1,8 +1,8 @@
 """Context parallelism on the simulated NPU against Hugging Face: log-probs, training, weights, resume.
 
 One job of four processes: ring and Ulysses attention at CP 2 (two copies), CP 4 and TP 2 x CP 2; a mixture
-of experts and a model with images at ring attention. References and samples are those of the other
-comparisons with Hugging Face.
+of experts, and models with images, one of them with gated delta nets, at ring attention. References and
+samples are those of the other comparisons with Hugging Face.
 """
 
 import sys
@@ -35,6 +35,7 @@ LAYOUTS = {
 }
 EXPERTS = ("ring", "CP2EP2")
 LAYOUTS[EXPERTS] = ParallelConfig(context=2, expert=2)
+SEEING = ("qwen3_vl", "qwen3_5")
 WITH_PICTURES = [("ring", "CP4"), ("ring", "TP2CP2")]
 
 
@@ -156,7 +157,7 @@ def all_layouts(rank: int, world_size: int, root: str) -> dict:
 
     wants = {
         family: torch.load(Path(root, f"{family}.pt"), weights_only=False)
-        for family in ("qwen3", "qwen3_moe", "qwen3_vl")
+        for family in ("qwen3", "qwen3_moe", *SEEING)
     }
     results = {}
     for name, parallel in LAYOUTS.items():
@@ -164,9 +165,9 @@ def all_layouts(rank: int, world_size: int, root: str) -> dict:
         assert layout.data_size == world_size // parallel.model_size
         family = "qwen3_moe" if name == EXPERTS else "qwen3"
         results[name] = check_text(Path(root, family), parallel, wants[family])
-        if name in WITH_PICTURES:
-            folder = Path(root, "qwen3_vl")
-            results["pictures", name] = check_pictures(folder, parallel, wants["qwen3_vl"])
+        for seeing in SEEING if name in WITH_PICTURES else ():
+            found = check_pictures(Path(root, seeing), parallel, wants[seeing])
+            results[seeing, name] = found
         destroy_parallel()
     results["trainer"] = check_trainer(
         rank, world_size, Path(root, "qwen3"), Path(root, "state")
@@ -186,9 +187,10 @@ def results(tmp_path_factory) -> list[dict]:
         shape = TinyConfig(family=family, **size)
         folder = build_tiny(shape, text.tokenizer(), root / family, seed=0)
         torch.save(text.reference(folder), root / f"{family}.pt")
-    shape = TinyConfig(family="qwen3_vl", **size)
-    folder = build_tiny(shape, build_tokenizer(), root / "qwen3_vl", seed=0)
-    torch.save(picture_reference(folder), root / "qwen3_vl.pt")
+    for family in SEEING:
+        shape = TinyConfig(family=family, **size)
+        folder = build_tiny(shape, build_tokenizer(), root / family, seed=0)
+        torch.save(picture_reference(folder), root / f"{family}.pt")
     return run_ranks(
         f"{__file__}:all_layouts",
         4,
@@ -221,9 +223,11 @@ def test_two_steps_equal_plain_adamw(results, layout):
 
 
 @pytest.mark.parametrize("layout", WITH_PICTURES, ids="-".join)
-def test_pictures_equal_hugging_face(results, layout):
+@pytest.mark.parametrize("family", SEEING)
+def test_pictures_equal_hugging_face(results, family, layout):
+    "And with gated delta nets rows of text alone among them"
     for rank in results:
-        found = rank["pictures", layout]
+        found = rank[family, layout]
         assert found["logps"] <= text.TOLERANCE
         assert {n: d for n, d in found["weights"].items() if d > text.TOLERANCE} == {}
 

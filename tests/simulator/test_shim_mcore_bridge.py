@@ -103,6 +103,17 @@ model = tiny("qwen3_5")
 def check():
     return oversummed_weights() == []
     """, dict(ranks=2, preload=TRAINER_RANK)),
+    ("mcore_bridge.gated_delta_context", "does not support context parallel", """
+from mcore_bridge import ModelConfig as BridgeConfig, hf_to_mcore_config
+from transformers import AutoConfig
+from cookbook_npu.npu.shims.bootstrap import parallel_ready
+parallel = ParallelConfig(context=2)
+megatron.init_parallel(parallel, seed=0)
+options = megatron.run_options(ModelConfig(dtype="float32"), parallel)
+values = hf_to_mcore_config(AutoConfig.from_pretrained(root/"qwen3_5")) | options
+parallel_ready(values)
+def check(): return BridgeConfig(**values).context_parallel_size == 2
+    """, dict(ranks=2, preload=TRAINER_RANK)),
     # Most of an image lies in the first rank's half of the row: the gradient is whole on every rank
     ("mcore_bridge.deepstack_sums", "check() returned False", """
 model = tiny("qwen3_vl")

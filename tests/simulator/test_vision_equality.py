@@ -1,4 +1,4 @@
-"""Qwen3-VL with images in Megatron against Hugging Face: every gradient, vision tower included.
+"""Qwen3-VL and Qwen3.5 with images in Megatron against Hugging Face: every gradient, vision tower included.
 
 One job of two processes: one model at TP 2 with sequence parallelism, then two copies at TP 1. The packed
 row holds several images of odd sizes and samples of text alone.
@@ -21,6 +21,8 @@ from safetensors.torch import load_file
 from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig, TinyConfig
 from cookbook_npu.data.tokenizer import find_tokenizer, unsampled_token_ids
 
+# deepstack in one, gated delta nets in the other
+SHAPES = {"qwen3_vl": {"num_layers": 2}, "qwen3_5": {"num_layers": 4}}
 LAYOUTS = ("TP2", "TP1")
 RECOMPUTE = ("none", "selective", "full")
 TOLERANCE = 1e-5
@@ -297,7 +299,8 @@ def check(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
     if parallel.tensor > 1:
         result["trained"] = check_training(load(folder, parallel), samples, want)
         result["frozen"] = check_frozen(folder, parallel, samples, want)
-        result["without"] = without_shim(model, samples, want)
+        if folder.name == "qwen3_vl":
+            result["without"] = without_shim(model, samples, want)
     return result
 
 
@@ -328,7 +331,7 @@ def as_batch(config, samples):
     return make_batch(graded, 2, config.algorithm, len(graded), 8, images)
 
 
-def check_trainer(rank: int, world_size: int, root: Path, want: dict) -> dict:
+def check_trainer(rank: int, world_size: int, folder: Path, want: dict) -> dict:
     "The trainer role: micro-batches with their images, an update, a checkpoint, an export"
     from cookbook_npu.recipes import qwen3_4b_colocate
     from cookbook_npu.train.trainer import Trainer
@@ -349,7 +352,7 @@ def check_trainer(rank: int, world_size: int, root: Path, want: dict) -> dict:
         "train.megatron_args": {"recompute_num_layers": 2},
     }
     config = qwen3_4b_colocate(overrides=small)
-    trainer = Trainer(rank, world_size, config, str(root / "qwen3_vl"))
+    trainer = Trainer(rank, world_size, config, str(folder))
     batch = as_batch(config, make_samples(trainer.model.hf_config))
     first = trainer.logprobs(batch)
     found = {
@@ -357,19 +360,20 @@ def check_trainer(rank: int, world_size: int, root: Path, want: dict) -> dict:
         "micro_batches": len(trainer.micro_batches(batch, range(len(batch)))),
         "logps": [far(want["logps"][i], torch.from_numpy(v)) for i, v in first.items()],
     }
-    many = as_batch(config, many_samples(root / "qwen3_vl", trainer.model.hf_config))
+    many = as_batch(config, many_samples(folder, trainer.model.hf_config))
     of_many = trainer.logprobs(many)
     found["many"] = [far(want["many"][i], torch.from_numpy(v)) for i, v in of_many.items()]
     old = [logp.numpy() for logp in want["logps"]]
     ready = replace(batch, old_logprobs=old)
     found["grad_norm"] = trainer.train(ready).get("grad_norm", 0.0)
+    root = folder.parent
     (root / "state").mkdir(exist_ok=True)
     torch.distributed.barrier()
     trainer.save_state(str(root / "state"))
     trainer.finish_state()
     held = digest(trainer.model.module.visual)
     manifest = trainer.weights.write(1)
-    trainer.save(str(root / "export"), str(root / "qwen3_vl"))
+    trainer.save(str(root / "export"), str(folder))
     if manifest is not None:
         sent = {name: t.clone() for name, t in read_buckets(manifest)}
         exported = load_file(root / "export" / "model.safetensors")
@@ -383,19 +387,19 @@ def check_trainer(rank: int, world_size: int, root: Path, want: dict) -> dict:
     return found
 
 
-def both_layouts(rank: int, world_size: int, root: str) -> dict:
+def both_layouts(rank: int, world_size: int, root: str, family: str) -> dict:
     from cookbook_npu.model.megatron import destroy_parallel, init_parallel
 
-    folder = Path(root, "qwen3_vl")
+    folder = Path(root, family)
     want = torch.load(Path(root, "want.pt"), weights_only=False)
-    results = {}
+    results: dict = {"family": family}
     for name, tensor in zip(LAYOUTS, (2, 1), strict=True):
         parallel = ParallelConfig(tensor=tensor)
         layout = init_parallel(parallel, seed=0, timeout_s=300)
         assert layout.sequence == (tensor > 1)
         results[name] = check(folder, parallel, want)
         destroy_parallel()
-    results["trainer"] = check_trainer(rank, world_size, Path(root), want)
+    results["trainer"] = check_trainer(rank, world_size, folder, want)
     destroy_parallel()
     return results
 
@@ -403,19 +407,23 @@ def both_layouts(rank: int, world_size: int, root: str) -> dict:
 # ---------------------------------------------------------------- the tests
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory) -> list[dict]:
+FAMILIES = ["qwen3_vl", pytest.param("qwen3_5", marks=pytest.mark.lane("devices"))]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def results(tmp_path_factory, request) -> list[dict]:
     from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
 
     root = tmp_path_factory.mktemp("models")
-    shape = TinyConfig(family="qwen3_vl", hidden_size=64, num_layers=2, ffn_size=128)
-    folder = build_tiny(shape, build_tokenizer(), root / "qwen3_vl", seed=0)
+    family = request.param
+    shape = TinyConfig(family=family, hidden_size=64, ffn_size=128, **SHAPES[family])
+    folder = build_tiny(shape, build_tokenizer(), root / family, seed=0)
     torch.save(reference(folder), root / "want.pt")
     return run_ranks(
         f"{__file__}:both_layouts",
         2,
-        {"root": str(root)},
+        {"root": str(root), "family": family},
         timeout=300,
         bootstrap="trainer",
         preload=TRAINER_RANK,
@@ -454,7 +462,9 @@ def test_all_gradients_equal_hugging_face(results, layout, recompute):
     for rank in results:
         grads = rank[layout][recompute]
         assert wrong(grads) == {}
-        assert any("deepstack_merger_list" in name for name in grads)
+        deepstack = any("deepstack_merger_list" in name for name in grads)
+        assert deepstack == (rank["family"] == "qwen3_vl")
+        assert any("visual.merger" in name for name in grads)
 
 
 @layouts
@@ -486,6 +496,8 @@ def test_a_frozen_tower_stays(results):
 def test_without_the_shim_deepstack_gradients_are_too_small(results):
     "The mergers of deepstack and what lies under them, and nothing else"
     for rank in results:
+        if rank["family"] != "qwen3_vl":
+            continue
         found = wrong(rank["TP2"]["without"])
         assert max(found.values()) > 100 * TOLERANCE
         assert {".".join(n.split(".")[:2]) for n in found} == {"model.visual"}

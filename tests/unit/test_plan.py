@@ -1,5 +1,7 @@
 """The plan against Megatron at the true TP (meta device), vLLM's configuration, memory of simulated NPUs"""
 
+import copy
+import json
 from itertools import cycle
 from typing import Any
 
@@ -74,6 +76,43 @@ def test_real_dimensions_on_the_meta_device(name, tensor, rank, expert):
     )
     assert got["tp"] == next(g for g in process_groups(config)["TP"] if rank in g)
     assert got["dp"] == next(g for g in process_groups(config)["DP"] if rank in g)
+
+
+LARGEST = {"num_hidden_layers": 64, "intermediate_size": 17408}
+LARGEST |= {"num_attention_heads": 24, "linear_num_value_heads": 48}
+PIPELINE = {"parallel.pipeline": 2, "placement.devices": 8}
+EXPERTS = {"parallel.tensor": 2, "parallel.expert": 8, "placement.devices": 8}
+
+
+@pytest.mark.parametrize("soc", ["Ascend910B1", "Ascend910_9391"])
+@pytest.mark.parametrize(
+    ("base", "hidden", "changes", "layout", "largest"),
+    [
+        ("Qwen3.5-9B", 2560, {"intermediate_size": 9216}, {}, 35.9),
+        ("Qwen3.5-9B", 4096, {}, {}, 50.0),
+        ("Qwen3.5-9B", 5120, LARGEST, {}, 66.4),
+        ("Qwen3.5-9B", 5120, LARGEST, PIPELINE, 48.0),
+        ("Qwen3.5-35B-A3B", 2048, {}, EXPERTS, 60.5),
+    ],
+)
+def test_a_folder_of_each_size_of_qwen3_5(
+    tmp_path, soc, base, hidden, changes, layout, largest
+):
+    "4B, 9B, 27B and 35B-A3B from config.json alone; Qwen3.6 and Qwen3.8 have the same shapes"
+    config = copy.deepcopy(PUBLISHED[base])
+    text = config["text_config"] | {"hidden_size": hidden, **changes}
+    kinds = ["linear_attention"] * 3 + ["full_attention"]
+    text["layer_types"] = kinds * (text["num_hidden_layers"] // 4)
+    vision = config["vision_config"] | {"out_hidden_size": hidden}
+    config |= {"text_config": text, "vision_config": vision}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plain = {"data.apply_chat_template": False, **layout}
+    given = {"model": str(tmp_path), "overrides": plain}
+    plan = make_plan(planned_config("qwen3_5_9b_colocate", "910b", given), soc=soc)
+    worst = max(phase.nbytes for phase in plan.phases)
+    assert worst / 2**30 == pytest.approx(largest, abs=0.05)
+    tight = [w for w in plan.warnings if "only the lower end fits" in w]
+    assert bool(tight) == (worst > plan.capacity)
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))

@@ -394,8 +394,11 @@ def context_model(rank: int, world_size: int, root: str, algorithm: str, **sizes
 
     parallel = ParallelConfig(context_algorithm=algorithm, **sizes)
     init_parallel(parallel, seed=0, timeout_s=60)
-    want = torch.load(Path(root, "qwen3.pt"), weights_only=False)
-    found = checks.check_text(Path(root, "qwen3"), parallel, want)
+    family = "qwen3" if Path(root, "qwen3").exists() else "qwen3_5"
+    want = torch.load(Path(root, f"{family}.pt"), weights_only=False)
+    if family == "qwen3_5":  # text and pictures
+        return checks.check_pictures(Path(root, family), parallel, want)
+    found = checks.check_text(Path(root, family), parallel, want)
     names = ("mindspeed.ring_groups", "mindspeed.packed_context")
     return found | {"shims": [registry[name].state.state for name in names]}
 
@@ -413,6 +416,25 @@ def test_context_parallelism_equals_hugging_face(context_folder, algorithm, size
         assert rank["shims"] == [groups, "applied"]
         assert rank["logps"] <= TOLERANCE
         assert max(rank["trained"]["norm"], rank["trained"]["weights"]) <= TOLERANCE
+
+
+def test_gated_delta_nets_exchange_heads(tmp_path):
+    "Qwen3.5 with pictures; log-probs and trained weights are Hugging Face's"
+    from cookbook_npu.data.tokenizer import build_tokenizer
+    from cookbook_npu.model.tiny import build_tiny
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SIMULATOR)
+        from test_context_parallel import picture_reference
+    sizes = dict(hidden_size=64, num_layers=2, ffn_size=128, num_kv_heads=2)
+    shape = TinyConfig(family="qwen3_5", **sizes)
+    folder = build_tiny(shape, build_tokenizer(), tmp_path / "qwen3_5", seed=0)
+    torch.save(picture_reference(folder), tmp_path / "qwen3_5.pt")
+    kwargs = {"root": str(tmp_path), "algorithm": "ring", "context": 2}
+    target = f"{__file__}:context_model"
+    env = environment("mindspeed", "core_r0.16.0", None)
+    for rank in run_ranks(target, 2, kwargs, env=env, timeout=400, bootstrap="trainer"):
+        assert max(rank["logps"], *rank["weights"].values()) <= TOLERANCE
 
 
 @pytest.fixture(scope="module")

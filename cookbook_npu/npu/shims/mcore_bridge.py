@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['TRITON_MODULES', 'UnlaunchableKernel', 'placeholder_triton', 'load_module_file', 'TritonModulesShim',
            'without_triton', 'rope_for_transformers_5', 'RopeInitialiserShim', 'delta_nets', 'unsummed_weights',
-           'oversummed_weights', 'GatedDeltaSumsShim', 'split_towers', 'SummedFeatures', 'DeepstackSumsShim',
-           'unmarked_slices', 'VocabularyMarksShim', 'tied_head_sources', 'ValueHeadShim', 'McoreValueHeadShim',
-           'McoreValueHeadRowsShim', 'LoraLayersShim', 'LoraLinearClassesShim']
+           'oversummed_weights', 'GatedDeltaSumsShim', 'GatedDeltaContextShim', 'split_towers', 'SummedFeatures',
+           'DeepstackSumsShim', 'unmarked_slices', 'VocabularyMarksShim', 'tied_head_sources', 'ValueHeadShim',
+           'McoreValueHeadShim', 'McoreValueHeadRowsShim', 'LoraLayersShim', 'LoraLinearClassesShim']
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #4c822c72
 import importlib
@@ -15,6 +15,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -289,6 +290,58 @@ class GatedDeltaSumsShim(Shim):
         weights: list[Any] = unsummed_weights(*model)
         for weight in weights:
             dist.all_reduce(weight.main_grad, group=tp_group)
+
+# %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #12992310
+_NET = "mcore_bridge.model.modules.gated_delta_net"
+
+
+@registry.register
+class GatedDeltaContextShim(Shim):
+    """megatron-core 0.16 refuses context parallelism for gated delta nets, and lacks the exchange
+    of heads that mcore-bridge's layer imports from it"""
+
+    name = "mcore_bridge.gated_delta_context"
+    target = "megatron.core.transformer.transformer_config.TransformerConfig.__post_init__"
+    parameters = "self"
+    link = "https://github.com/modelscope/mcore-bridge/blob/main/src/mcore_bridge/model/modules/gated_delta_net.py"
+    phase = "after_repatch"
+
+    def missing(self) -> str:
+        return "" if "mcore_bridge" in sys.modules else "mcore-bridge was not imported"
+
+    def needed(self) -> tuple[bool, str]:
+        source = importlib.import_module("megatron.core.ssm.gated_delta_net")
+        lacks = not hasattr(source, "tensor_a2a_cp2hp")
+        return lacks, f"megatron-core {'lacks' if lacks else 'has'} the exchange of heads"
+
+    def install(self, patch: MonkeyPatch) -> None:
+        source = importlib.import_module("megatron.core.ssm.gated_delta_net")
+        mamba = importlib.import_module("megatron.core.ssm.mamba_context_parallel")
+
+        def to_heads(part: Any, seq_dim: int, head_dim: int, cp_group: Any) -> Any:
+            "[T / CP, B, H] of a sequence, in the order of ring attention, to [T, B, H / CP]"
+            whole = mamba._all_to_all_cp2hp(part, cp_group)
+            return mamba._undo_attention_load_balancing(whole, cp_group.size())
+
+        def to_tokens(heads: Any, seq_dim: int, head_dim: int, cp_group: Any) -> Any:
+            ordered = mamba._redo_attention_load_balancing(heads, cp_group.size())
+            return mamba._all_to_all_hp2cp(ordered, cp_group)
+
+        patch.setattr(source, "tensor_a2a_cp2hp", to_heads)
+        patch.setattr(source, "tensor_a2a_hp2cp", to_tokens)
+        size = cached_property(lambda net: net.config.context_parallel_size)
+        size.__set_name__(None, "cp_size")  # type: ignore[arg-type]
+        patch.setattr(importlib.import_module(_NET).GatedDeltaNet, "cp_size", size)
+        super().install(patch)
+
+    def around(self, original: Callable, config: Any) -> None:
+        size = config.context_parallel_size
+        if config.experimental_attention_variant == "gated_delta_net":
+            config.context_parallel_size = 1
+        try:
+            original(config)
+        finally:
+            config.context_parallel_size = size
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #413af79b
 _VISION = "mcore_bridge.model.mm_gpts.qwen3_vl"
