@@ -363,7 +363,7 @@ def render_report(
     panels: Sequence[Panel] = PANELS,
     spans: Sequence[RoleSpan] = (),
     samples: Sequence[GallerySample] = (),
-    files: Sequence[tuple[str, str]] = (),  # name, relative path
+    files: Sequence[str] = (),  # in the run folder
     settings: Sequence[Mapping[str, Any]] = (),  # records of settings.json
 ) -> str:
     "Return the report of a run as a complete HTML page"
@@ -416,17 +416,9 @@ def write_report(
     if references is None:
         recipe = RECIPES.get(config.recipe)
         references = [recipe.reference] if recipe and recipe.reference else []
-    named = [
-        ("executed notebook", run.notebook),
-        ("metrics", run.metrics_file),
-        ("samples", run.samples),
-        ("configuration", run.config_file),
-        ("settings", run.settings_file),
-        ("logs", run.logs),
-    ]
-    for path in sorted(run.checkpoints.glob("step_*"))[-1:]:
-        named.append((f"checkpoint of {path.name.replace('_', ' ')}", path))
-    files = [(n, p.relative_to(run.path).as_posix()) for n, p in named if p.exists()]
+    # names, no links: a notebook server opens none of them from a page
+    kept = (run.notebook, run.metrics_file, run.samples, run.config_file, run.logs)
+    files = [path.name for path in (*kept, run.checkpoints) if path.exists()]
     metrics = load_metrics(run.path)
     page = render_report(
         config,

@@ -65,11 +65,12 @@ def check_learning(folder: Path | str) -> str:
             f"{name}: {check_learning(run.tenants / name)}" for name in tenants
         )
     metrics = load_metrics(run.path)
+    taught = ", or the teacher is the policy itself" if run.config().teachers else ""
     remedy = f"Look at the responses: cookbook-npu samples {run.path} --worst"
     if learned_nothing(metrics):
         raise NothingLearned(
             "nothing was learned: every advantage of every step was 0, so all samples of a "
-            "group had the same reward",
+            f"group had the same reward{taught}",
             f"{remedy}. The scorer may be wrong, or all responses truncated.",
         )
     norms = [value for _, value in metric_points(metrics, "grad_norm")]
@@ -115,10 +116,9 @@ _FRAME = (
 )
 
 # %% ../../nbs/runs/14_result.ipynb #60b3ac62
-def framed_page(page: str, folder: str) -> str:
+def framed_page(page: str) -> str:
     "Return a report for a frame of a notebook: its own links scroll, others open a new tab"
     page = page.replace('<a href="#', '<a href="about:srcdoc#')
-    page = re.sub(r'<a href="(?!\w+:)', f'<a href="{html.escape(folder)}/', page)
     return page.replace('<a href="', '<a target="_blank" href="').replace(
         '<a target="_blank" href="about:', '<a href="about:'
     )
@@ -146,7 +146,7 @@ class ResultCard:
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         state, colour = _STATES[self.expected.state]
         rows = [(name, "not measured" if v is None else v) for name, v in self.rows]
-        page = framed_page(self.report.read_text(), os.path.dirname(self._link()))
+        page = framed_page(self.report.read_text())
         page = html.escape(page) if self.framed else ""
         notes = [
             f"<div><small>{html.escape(x)}</small></div>" for x in self.expected.details

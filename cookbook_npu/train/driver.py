@@ -452,10 +452,11 @@ class Driver:
         "End a run of the tiny model that learns nothing; the result says so"
         self._save_before(step)
         self.state.start_step = step
+        another = ", another teacher" if self.state.config.teachers else ""
         text = (
             f"the run ends after {step} of {self.state.config.num_steps} steps: in the last "
-            f"{STEPS_TO_STOP} every group had equal rewards, so the tiny model learns nothing. Give a "
-            f"pretrained model (-p model FOLDER) or easier prompts; {resume_hint(self.state.folder.path)}"
+            f"{STEPS_TO_STOP} every advantage was 0, so the tiny model learns nothing. Give a pretrained "
+            f"model (-p model FOLDER){another} or easier prompts; {resume_hint(self.state.folder.path)}"
         )
         print(text, flush=True)
         self.state.folder.event("stuck", step=step, text=text)
