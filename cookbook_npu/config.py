@@ -15,8 +15,8 @@ __all__ = ['Effect', 'LocalPath', 'Family', 'RecordFormat', 'TASK_NAMES', 'Sourc
            'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey', 'with_choices', 'config_keys',
            'key_table', 'config_sections', 'flat_overrides', 'check_parallel', 'check_argument_names', 'check_schedule',
            'check_experts', 'check_context', 'check_pipeline', 'check_expert_adapters', 'tenant_config',
-           'tenant_configs', 'check_tenants', 'check_run_name', 'build_config', 'same_setting', 'nearest_key',
-           'override', 'save_config', 'stored_config', 'load_config']
+           'check_tenants', 'check_run_name', 'build_config', 'same_setting', 'nearest_key', 'override', 'save_config',
+           'stored_config', 'load_config']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -1254,6 +1254,33 @@ class RunConfig(Config):
             check(self)
         return self
 
+    def model_copy(
+        self, *, update: Mapping[str, Any] | None = None, deep: bool = False
+    ) -> Self:
+        copied = super().model_copy(update=update, deep=deep)
+        vars(copied).pop("_of_tenants", None)
+        return copied
+
+    @property
+    def of_tenants(self) -> dict[str, "RunConfig"]:
+        "The configuration of each tenant by name; raises `ConfigError` that names the tenant"
+        beside = vars(self)  # the fields are frozen
+        if "_of_tenants" in beside:
+            return beside["_of_tenants"]
+        found = {}
+        for name, overrides in self.tenants.items():
+            if not re.fullmatch(r"[\w-]+", name):
+                raise ConfigError(
+                    f"tenants has the name {name!r}", "Use letters, digits, '-' and '_'."
+                )
+            try:
+                own = tenant_config(self, overrides)
+            except ConfigError as e:
+                raise ConfigError(f"tenant {name}: {e.what}", e.remedy) from None
+            found[name] = own.model_copy(update={"recipe": f"{self.recipe}/{name}"})
+        beside["_of_tenants"] = found
+        return found
+
     @property
     def target(self) -> Target:
         "Return the target of the scale"
@@ -2210,24 +2237,6 @@ def tenant_config(
     check_tenants(config)
     return config
 
-
-def tenant_configs(config: RunConfig) -> dict[str, RunConfig]:
-    """Return the configuration of each tenant of a run, by name
-
-    Raises `ConfigError` that names the tenant."""
-    found = {}
-    for name, overrides in config.tenants.items():
-        if not re.fullmatch(r"[\w-]+", name):
-            raise ConfigError(
-                f"tenants has the name {name!r}", "Use letters, digits, '-' and '_'."
-            )
-        try:
-            own = tenant_config(config, overrides)
-        except ConfigError as e:
-            raise ConfigError(f"tenant {name}: {e.what}", e.remedy) from None
-        found[name] = own.model_copy(update={"recipe": f"{config.recipe}/{name}"})
-    return found
-
 # %% ../nbs/01_config.ipynb #cfcfd133
 def check_tenants(config: RunConfig) -> None:
     "Raise `ConfigError` for settings that several tenants cannot share"
@@ -2265,7 +2274,7 @@ def _check_tenants(c: RunConfig) -> None:
             f"there are {len(c.tenants)} tenants, lora.slots is {c.lora.slots}",
             f"Set lora.slots to {len(c.tenants)}.",
         )
-    tenant_configs(c)
+    _ = c.of_tenants  # their own values are checked
 
 # %% ../nbs/01_config.ipynb #df443240
 RUN_NAME_BYTES = 200  # file systems allow 255; sibling files add suffixes

@@ -27,7 +27,6 @@ from .config import (
     flat_overrides,
     key_table,
     override,
-    tenant_configs,
 )
 from .errors import ConfigError, nearest
 from .targets.target import SCALES, find_target
@@ -421,7 +420,7 @@ def _tenants_for_their_prompts(
 ) -> dict[str, dict[str, Any]]:
     "Return the tenants of a run with the settings that their own prompts need"
     tenants = {}
-    for name, own in tenant_configs(config).items():
+    for name, own in config.of_tenants.items():
         given = config.tenants[name]
         prompts = _deciding_source(given, config.data.prompt_data)
         now = dict(own.flat())
@@ -1038,7 +1037,7 @@ def prompt_changes(config: RunConfig) -> list[PromptChange]:
         return []
     own = recipe._own(config.scale, config.model.path)
     changes = _changes_between(own, config)
-    for name, tenant in tenant_configs(config).items():
+    for name, tenant in config.of_tenants.items():
         changes += [
             replace(change, key=f"tenants.{name}.{change.key}")
             for change in _changes_between(config, tenant)

@@ -33,7 +33,6 @@ from ..config import (
     check_pipeline,
     is_tiny,
     own_modules,
-    tenant_configs,
 )
 from ..data.conversations import conversation_messages
 from ..data.datasets import (
@@ -430,7 +429,7 @@ def check_eval_data(config: DataConfig, reward: RewardConfig | None = None) -> N
 # %% ../../nbs/plan/05_preflight.ipynb #1b8b66c4
 def check_files(config: RunConfig) -> None:
     "Raise `MissingError` for a missing file of the run, `DataError` for invalid records"
-    for own in tenant_configs(config).values():
+    for own in config.of_tenants.values():
         check_files(own)
     data = config.data
     if config.is_sft:
@@ -521,7 +520,7 @@ def check_machine(
     check_packages(config)
     check_trackers(config)
     check_episodes(config)
-    for own in (config, *tenant_configs(config).values()):
+    for own in (config, *config.of_tenants.values()):
         check_scorers(own)
         check_algorithm(own)
     check_shims(config)

@@ -40,7 +40,6 @@ from ..config import (
     override,
     own_modules,
     stored_config,
-    tenant_configs,
     whole_run,
 )
 from ..data.hub import local_model
@@ -386,7 +385,7 @@ def input_checksums(config: RunConfig) -> dict[str, str]:
     for path in map(code.joinpath, own_sources(config, code)):
         if path.exists():
             found[str(path)] = _source_checksum(path)
-    for own in tenant_configs(config).values():
+    for own in config.of_tenants.values():
         found |= input_checksums(own)
     return found
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 
-from ..config import RunConfig, key_table, tenant_configs
+from ..config import RunConfig, key_table
 from ..errors import DataError
 from .folder import IMAGES_OF, RunFolder
 from ..runs.metrics import (
@@ -219,7 +219,7 @@ def _incomparable(configs: Sequence[RunConfig], settings: Iterable[str]) -> dict
     "Return why a metric of runs with these different settings cannot be compared, by metric"
     keys = [re.sub(r"^tenants\.[^.]+\.", "", key) for key in settings]
     acting = [key for key in keys if key_table()[key].effect == "metrics"]
-    runs = [[config, *tenant_configs(config).values()] for config in configs]
+    runs = [[config, *config.of_tenants.values()] for config in configs]
     found = {}
     for metric, sampling in _SAMPLING.items():
         ways = [[getattr(c, sampling) for c in run] for run in runs] if sampling else []
@@ -283,7 +283,7 @@ def _settings(configs: Sequence[RunConfig]) -> dict[str, tuple[Any, ...]]:
     flat = [dict(config.flat()) | {"tenants": sorted(config.tenants)} for config in configs]
     keys = [key for key in flat[0] if key_table()[key].acts]
     for values, config in zip(flat, configs, strict=True):
-        for name, tenant in tenant_configs(config).items():
+        for name, tenant in config.of_tenants.items():
             values |= {f"tenants.{name}.{key}": value for key, value in tenant.flat()}
     # of the tenants only what one of them sets
     own = {

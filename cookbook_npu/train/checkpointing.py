@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 
-from ..config import RunConfig, key_table, override, tenant_configs, whole_run
+from ..config import RunConfig, key_table, override, whole_run
 from ..errors import ConfigError, CookbookError, DataError
 from ..model.first_weights import first_weights, model_checksum
 from ..runs.checkpoints import Checkpoint, Checkpoints
@@ -176,7 +176,7 @@ def with_moved_inputs(
         if present.get(new[key]) == recorded[path]
     }
     unchanging = {was.model.path, was.reward_model.path, *was.teachers}
-    for one in (was, *tenant_configs(was).values()):
+    for one in (was, *was.of_tenants.values()):
         unchanging |= {one.data.eval_data, f"{IMAGES_OF}{one.data.eval_data}"}
     for path in recorded.keys() & present.keys() & unchanging:
         if present[path] != recorded[path]:
@@ -206,7 +206,7 @@ def check_same(was: RunConfig, now: RunConfig) -> None:
     "Raise `ConfigError` with every key that differs and may not change, also those of one tenant"
     differ = _differences(was, now)
     of_all = set(differ)
-    tenants, present = tenant_configs(was), tenant_configs(now)
+    tenants, present = was.of_tenants, now.of_tenants
     if tenants.keys() != present.keys():
         differ.append(f"tenants {sorted(tenants)} -> {sorted(present)}")
     for name in tenants.keys() & present.keys():
@@ -308,7 +308,7 @@ def check_resumable(config: RunConfig) -> None:
     "Check a run that `output.resume` continues, and its tenants, before anything starts"
     folder = RunFolder.open(config.output.runs_folder / (config.output.name or ""))
     check_resume(folder, config, next(iter(Checkpoints.of_run(folder).finished()), None))
-    for name, own in tenant_configs(config).items():
+    for name, own in config.of_tenants.items():
         if (folder.tenants / name / "config.json").is_file():
             place = {"output.root": str(folder.tenants), "output.name": name}
             check_resumable(override(own, place))

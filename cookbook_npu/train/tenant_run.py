@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import Future
-from ..config import RunConfig, override, tenant_configs
+from ..config import RunConfig, override
 from ..errors import CookbookError, TenantFailed
 from ..runs.answers import answer_table
 from ..runs.checkpoints import Checkpoint
@@ -432,7 +432,7 @@ def open_tenants(
 ) -> dict[str, TenantRecord]:
     "Return the tenants of a run by name, with their folders, created or reopened"
     records = {}
-    for name, own in tenant_configs(config).items():
+    for name, own in config.of_tenants.items():
         exists = (folder.tenants / name / "config.json").is_file()
         place = {
             "output.root": str(folder.tenants),
