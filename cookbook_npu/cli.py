@@ -45,6 +45,7 @@ from .config import (
     same_setting,
     shims_environment,
 )
+from .data.inputs import read_inputs
 from .errors import (
     ConfigError,
     CookbookError,
@@ -64,7 +65,7 @@ from .parameters import (
     settings_table,
     settings_text,
 )
-from .plan.preflight import check_files, check_installed, check_machine
+from .plan.preflight import check_installed, check_machine, check_models
 from .recipes import (
     PARAMETERS,
     RECIPES,
@@ -184,10 +185,8 @@ def name_run(notebook: Path, parameters: dict[str, Any]) -> Path:
 
 
 def resolve_run(notebook: Path, parameters: Mapping[str, Any]) -> RunConfig:
-    "Return the configuration that the notebook will build; checks its files"
-    config = find_recipe(recipe_of(notebook) or notebook.stem)(**parameters)
-    check_files(config)
-    return config
+    "Return the configuration that the notebook will build"
+    return find_recipe(recipe_of(notebook) or notebook.stem)(**parameters)
 
 
 def check_kernel() -> None:
@@ -495,11 +494,11 @@ def _run(
     with locate_errors(given):
         folder = name_run(notebook, parameters)
         if recipe_of(notebook):
-            check_machine(config := resolve_run(notebook, parameters))
+            inputs = check_machine(config := resolve_run(notebook, parameters))
             if resume:
                 from .train.checkpointing import check_resumable
 
-                check_resumable(config)
+                check_resumable(config, inputs.records)
             show_settings(config, given)
             from .plan.plan import prompts_text
 
@@ -702,7 +701,6 @@ def machine_need(
     from .npu.stack.checks import Need
     from .plan.dimensions import total_parameters
     from .plan.memory import graph_mode, host_bytes, model_of
-    from .plan.preflight import check_models
 
     config = planned_config(recipe, scale, parameters)
     check_models(config, weights=False)
@@ -1439,6 +1437,9 @@ def check_launch(config: RunConfig, node: Any, nodes: int, address: str | None) 
         # NPUs of several machines are counted by Ray
         ray = {"RAY_ADDRESS": launch.host_port(node.host, node.port)} if nodes > 1 else {}
         check_machine(config, os.environ | ray)
+    else:
+        read_inputs(config)
+        check_models(config)
     if address is None and nodes > 1:
         check_network(nodes)
     typer.echo(fit(_environment_text(config)))

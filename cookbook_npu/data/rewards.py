@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['PROBE', 'LABELS_KEPT', 'BATCH_SIZE', 'LABEL_FAILURES', 'RETRIES', 'RETRY_WAIT_S', 'policy_text', 'write_policy_text',
            'Score', 'GradingJob', 'grading_job', 'Counts', 'UngradableLabel', 'FailingLabels', 'GradingPool',
-           'all_scorers', 'check_reward', 'scorer_weights', 'check_labels', 'Grade', 'grade_of', 'RewardPool']
+           'all_scorers', 'check_reward', 'scorer_weights', 'check_labels', 'check_prompts', 'Grade', 'grade_of',
+           'RewardPool']
 
 # %% ../../nbs/data/09_rewards.ipynb #077742ac
 import json
@@ -425,6 +426,13 @@ def check_labels(
     for name in scorer_weights(config, metadata):
         check_label(find_scorer(name), label, metadata, place)
 
+
+def check_prompts(config: RewardConfig, prompts: Iterable[Prompt]) -> None:
+    "Raise `DataError` for the first prompt with a label that one of its scorers cannot grade"
+    for prompt in prompts:
+        place = prompt.place or f"prompt {prompt.prompt_id}"
+        check_labels(config, prompt.label, prompt.for_samples(), place)
+
 # %% ../../nbs/data/09_rewards.ipynb #4a0e9083
 @dataclass(frozen=True)
 class Grade:
@@ -491,12 +499,6 @@ class RewardPool(GradingPool):
     def judge_counts(self) -> JudgeCounts | None:
         "What the judge was asked so far; None without a judge"
         return None if self.judge is None else replace(self.judge.counts)
-
-    def check_labels(self, prompts: Iterable[Prompt]) -> None:
-        "Raise `DataError` for the first prompt with a label that one of its scorers cannot grade"
-        for prompt in prompts:
-            place = prompt.place or f"prompt {prompt.prompt_id}"
-            check_labels(self.config, prompt.label, prompt.for_samples(), place)
 
     def grade(self, samples: Sequence[Sample]) -> list[Grade]:
         "Reward and verdict of each sample"

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ENVIRONMENT_WORKERS', 'COMPLETIONS', 'describe_device', 'start_cluster', 'process_counts', 'prepare_model',
-           'prepare_teachers', 'check_sources', 'warn_unseen', 'load_data', 'start_episodes', 'warn_oracle', 'Run',
-           'open_tracker', 'open_run_data', 'record_trainer', 'start_devices', 'resumed_config', 'session']
+           'prepare_teachers', 'warn_unseen', 'start_episodes', 'warn_oracle', 'Run', 'open_tracker', 'open_run_data',
+           'record_trainer', 'start_devices', 'resumed_config', 'session']
 
 # %% ../../nbs/train/15_session.ipynb #e45320ae
 import atexit
@@ -27,25 +27,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import WorkerGroup
 from ..config import RunConfig, find_run, override
-from ..data.conversations import (
-    conversation_reader,
-    held_out_conversations,
-    load_conversations,
-)
-from ..data.environments import find_environment
 from ..data.hub import local_model
-from ..data.prompts import (
-    PromptDataset,
-    eval_prompts,
-    image_processor,
-    load_prompts,
-)
+from ..data.inputs import Inputs
+from ..data.prompts import image_processor
 from ..data.rewards import RewardPool
-from ..data.sample import Prompt, prompt_source
+from ..data.sample import Prompt
 from ..data.tasks import GENERATED, generated_task
 from ..data.tokenizer import check_same_tokens, read_tokenizer
 from ..data.turns import TurnFormat
-from ..errors import ConfigError, DeviceError, nearest
+from ..errors import ConfigError, DeviceError
 from ..model.first_weights import (
     first_weights,
     model_name,
@@ -59,7 +49,7 @@ from ..plan.preflight import check_layout, check_machine
 from ..rollout.episodes import EpisodeRunner, InitialPromptLength
 from ..runs.answers import answer_table, newest_answers
 from ..runs.checkpoints import Checkpoint
-from ..runs.folder import RunFolder, read_steps
+from ..runs.folder import RunFolder, input_checksums, read_steps
 from ..runs.live import NotebookView, format_duration, in_notebook, live_view
 from ..runs.metrics import Tracker, is_step
 from ..runs.report import run_result
@@ -148,34 +138,11 @@ def prepare_teachers(config: RunConfig, hf_path: str) -> None:
     if config.reward_model.path:
         check_same_tokens(hf_path, local_model(config.reward_model.path), "reward model")
 
-
-def check_sources(
-    config: RunConfig, prompts: Sequence[Prompt], held_out: Sequence[Prompt] = ()
-) -> None:
-    "Raise `ConfigError` for a source without prompts, and for prompts from which nothing is learned"
-    learned = {prompt_source(prompt.prompt_id) for prompt in prompts}
-    graded = learned | {prompt_source(prompt.prompt_id) for prompt in held_out}
-    d = config.distill
-    for key, values, sources in (
-        ("reward.by_source", config.reward.by_source, graded),
-        ("distill.by_source", d.by_source, learned),
-    ):
-        for name in values:
-            if name not in sources:
-                raise ConfigError(
-                    f"{key} has {name!r}, and no prompt is from there",
-                    nearest(name, sources),
-                )
-    missing = sorted(learned - d.by_source.keys())
-    if d.by_source and missing and not (d.teacher or d.reward_coef):
-        raise ConfigError(
-            f"the prompts of {missing[0]} have no teacher, and distill.reward_coef is 0",
-            "Set distill.teacher, or distill.reward_coef.",
-        )
-
 # %% ../../nbs/train/15_session.ipynb #9644b5b1
 def warn_unseen(
-    config: RunConfig, prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase"
+    config: RunConfig,
+    prompts: Sequence[Prompt],
+    read: "Callable[[], PreTrainedTokenizerBase]",  # the tokenizer
 ) -> None:
     "Warn about prompts with characters that the tiny text model of the package has not learned"
     sources = {*config.data.mixture} or {config.data.prompt_data}
@@ -188,6 +155,7 @@ def warn_unseen(
         for problem in generated_task(task, settings).train
         for c in problem.prompt
     }
+    tokenizer = read()
     known = {*tokenizer("".join(shown), add_special_tokens=False)["input_ids"]}
     unseen = [found for p in prompts if (found := [i for i in p.ids if i not in known])]
     if unseen:
@@ -199,33 +167,19 @@ def warn_unseen(
             flush=True,
         )
 
-
-def load_data(
-    config: RunConfig, hf_path: str, episodes: EpisodeRunner | None = None
-) -> tuple[PromptDataset, list[Prompt]]:
-    "Read and tokenize the training and the held-out prompts"
-    tokenizer = read_tokenizer(hf_path)
-    processor = image_processor(hf_path, config.data)
-    length = None if episodes is None else InitialPromptLength(episodes)
-    prompts = load_prompts(config.data, tokenizer, config.seed, processor, length)
-    print(prompts.source, flush=True)
-    warn_unseen(config, prompts.prompts, tokenizer)
-    return prompts, eval_prompts(config.data, tokenizer, processor, length)
-
 # %% ../../nbs/train/15_session.ipynb #25bbdd0f
 ENVIRONMENT_WORKERS = 16  # concurrent environment calls
 
 
-def start_episodes(config: RunConfig, hf_path: str) -> EpisodeRunner | None:
+def start_episodes(inputs: Inputs, hf_path: str | Path) -> EpisodeRunner | None:
     "Start the environments of a run, to be closed; None: single-turn"
-    rollout = config.rollout
-    if rollout.environment is None:
+    config, rollout = inputs.config, inputs.config.rollout
+    if inputs.make_environment is None:
         return None
-    tokenizer = read_tokenizer(hf_path)
     return EpisodeRunner(
-        find_environment(rollout.environment, rollout.environment_arguments),
+        inputs.make_environment,
         TurnFormat(
-            tokenizer,
+            read_tokenizer(hf_path),
             config.data.apply_chat_template,
             image_processor(hf_path, config.data),
             config.data.chat_template_kwargs,
@@ -248,18 +202,6 @@ def warn_oracle(episodes: EpisodeRunner, config: RunConfig, folder: RunFolder) -
     )
     print(text, flush=True)
     folder.event("oracle", environment=environment, text=text)
-
-# %% ../../nbs/train/15_session.ipynb #7be82fb3
-def _open_conversations(config: RunConfig, hf_path: str) -> dict[str, Any]:
-    "Return the conversations of supervised fine-tuning, as fields of `DriverState`"
-    processor = image_processor(hf_path, config.data)
-    reader = conversation_reader(config, read_tokenizer(hf_path), processor)
-    held_out = held_out_conversations(reader)
-    prompts = load_conversations(reader, config.seed)
-    print(prompts.source, flush=True)
-    # not opened: nothing is graded
-    rewards = RewardPool(config.reward)
-    return dict(prompts=prompts, held_out=[*held_out], rewards=rewards, episodes=None)
 
 # %% ../../nbs/train/15_session.ipynb #e73d9f0b
 @dataclass
@@ -354,38 +296,44 @@ def open_tracker(
 
 # %% ../../nbs/train/15_session.ipynb #2437817e
 def open_run_data(
-    config: RunConfig, hf_path: str, folder: RunFolder, stack: ExitStack
+    inputs: Inputs, hf_path: str, folder: RunFolder, stack: ExitStack
 ) -> dict[str, Any]:
     "Return environments, prompts and graders, as fields of `DriverState`"
-    if config.is_sft:
-        return _open_conversations(config, hf_path)
-    episodes = start_episodes(config, hf_path)
+    config = inputs.config
+    episodes = None if config.is_sft else start_episodes(inputs, hf_path)
     if episodes is not None:
         stack.callback(episodes.close)
-    prompts, held_out = load_data(config, hf_path, episodes)
-    check_sources(config, prompts.prompts, held_out)
-    rewards = stack.enter_context(RewardPool(config.reward, folder.path))
-    rewards.check_labels([*prompts.prompts, *held_out])
+    length = None if episodes is None else InitialPromptLength(episodes)
+    prompts, held_out = inputs.load(hf_path, length)
+    print(prompts.source, flush=True)
+    rewards = RewardPool(config.reward, folder.path)
+    if not config.is_sft:
+        warn_unseen(config, prompts.prompts, partial(read_tokenizer, hf_path))
+        stack.enter_context(rewards)
     if episodes is not None:
         warn_oracle(episodes, config, folder)
     return dict(prompts=prompts, held_out=held_out, rewards=rewards, episodes=episodes)
 
 
 def _start_workers(
-    cluster: Cluster, config: RunConfig, hf_path: str, folder: RunFolder, stack: ExitStack
+    cluster: Cluster, inputs: Inputs, hf_path: str, folder: RunFolder, stack: ExitStack
 ) -> Workers:
     "Start trainer and engines, and record their shims and notes"
+    config = inputs.config
     print(f"starting {process_counts(config)}", flush=True)
     began = time.monotonic()
     workers = stack.enter_context(start_workers(cluster, config, hf_path))
     print(f"all are up after {format_duration(time.monotonic() - began)}", flush=True)
-    record_trainer(workers.trainer, config, folder)
+    record_trainer(workers.trainer, inputs, folder)
     return workers
 
 
-def record_trainer(trainer: WorkerGroup, config: RunConfig, folder: RunFolder) -> None:
+def record_trainer(trainer: WorkerGroup, inputs: Inputs, folder: RunFolder) -> None:
     "Write stack.json with the shims of the trainer; print its notes"
-    folder.save_stack(describe_device(config), shims=trainer.call_rank_zero("shims"))
+    checksums = input_checksums(inputs.config, inputs.records)
+    inputs.records.begun.clear()  # the prompts are loaded
+    shims = trainer.call_rank_zero("shims")
+    folder.save_stack(describe_device(inputs.config), shims, checksums)
     for note in trainer.call_rank_zero("notes"):
         print(note, flush=True)
         folder.event("note", text=note)
@@ -411,21 +359,22 @@ def start_devices(
 
 # %% ../../nbs/train/15_session.ipynb #0766ac91
 def _start(
-    config: RunConfig,
+    inputs: Inputs,
     folder: RunFolder,
     checkpoint: Checkpoint | None,
     stop: StopRequest,
     stack: ExitStack,
 ) -> Run:
     "Start everything a run needs"
+    config = inputs.config
     last = checkpoint.step if checkpoint else -1
     answers = None if config.is_sft else partial(answer_table, folder)
     tracker, view = open_tracker(config, folder, last, answers, stack)
     cluster = start_devices(config, folder, view, stop, stack)
     hf_path = prepare_model(config, folder)
     prepare_teachers(config, hf_path)
-    data = open_run_data(config, hf_path, folder, stack)
-    workers = _start_workers(cluster, config, hf_path, folder, stack)
+    data = open_run_data(inputs, hf_path, folder, stack)
+    workers = _start_workers(cluster, inputs, hf_path, folder, stack)
     driver = Driver(
         DriverState(config, workers, folder=folder, tracker=tracker, **data), stop
     )
@@ -487,7 +436,7 @@ def session(
             f"lora.slots is {config.lora.slots}, and the run has no tenants",
             "Name them in tenants, or leave lora.slots out.",
         )
-    check_machine(config)
+    inputs = check_machine(config)
     install_finder()
     _end_quickly()
     if in_notebook():
@@ -498,7 +447,7 @@ def session(
     try:
         with stop, ExitStack() as stack:
             try:
-                folder, checkpoint = open_folder(config)
+                folder, checkpoint = open_folder(config, inputs.records)
                 path = folder.path
                 stack.enter_context(folder)
                 gc.disable()  # the start is mostly imports
@@ -507,9 +456,9 @@ def session(
                     # that module imports this one
                     from ..train.tenant_run import start_tenant_run
 
-                    run: Run = start_tenant_run(config, folder, stop, stack)
+                    run: Run = start_tenant_run(inputs, folder, stop, stack)
                 else:
-                    run = _start(config, folder, checkpoint, stop, stack)
+                    run = _start(inputs, folder, checkpoint, stop, stack)
                 # a collection of all imported objects takes as long as a step
                 gc.freeze()
                 gc.enable()
