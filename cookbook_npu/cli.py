@@ -559,7 +559,7 @@ def print_result(folder: Path, seconds: float | None = None) -> None:
 
 def refuse_empty_result(folder: Path) -> None:
     "Exit with 1 for a finished run that learned nothing"
-    from .runs.result import check_learning
+    from .runs.report import check_learning
 
     try:
         check_learning(folder)
@@ -1115,8 +1115,7 @@ def _list_runs(
 # %% ../nbs/99_cli.ipynb #d57f3505
 def compared(runs: Sequence[Path], against: str | None) -> list[Any]:
     "Compare runs with each other, or each with its recipe (against 'expected')"
-    from .runs.compare import compare_expected, compare_runs
-    from .runs.outcomes import run_outcomes
+    from .runs.compare import compare_expected, compare_runs, run_outcomes
 
     if against not in (None, "expected"):
         raise ConfigError(f"--against is {against!r}", "Give expected.")

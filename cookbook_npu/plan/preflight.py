@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['VLLM_CLASSES', 'MEGATRON_CLASSES', 'check_devices', 'field_names', 'check_installed', 'check_packages',
            'check_engine', 'check_algorithm', 'check_shims', 'check_model', 'check_splits', 'check_models',
-           'check_classifier', 'check_output', 'receiving_machines', 'check_layout', 'check_machine']
+           'check_classifier', 'check_output', 'check_layout', 'check_machine']
 
 # %% ../../nbs/plan/05_preflight.ipynb #344d7978
 import ast
@@ -46,6 +46,7 @@ from .dimensions import Dimensions, dimensions_of_folder
 from .memory import model_of
 from .roles import RUN_ROLES, architecture, role_environment
 from ..runs.trackers import check_trackers
+from ..weights.choice import receiving_machines
 
 # %% ../../nbs/plan/05_preflight.ipynb #8d84b0b9
 def check_devices(config: RunConfig, environ: Mapping[str, str] | None = None) -> None:
@@ -324,22 +325,11 @@ def check_output(config: RunConfig) -> None:
         ) from None
 
 # %% ../../nbs/plan/05_preflight.ipynb #7acc6c5f
-def receiving_machines(config: RunConfig, machines: Sequence[str]) -> list[str]:
-    "Return the machines whose engines receive weights by broadcast"
-    if config.placement.mode != "split":
-        return []
-    # includes devices of engines added later
-    with_engines = dict.fromkeys(machines[config.trainer_devices :])
-    if config.placement.transfer_backend == "broadcast":
-        return list(with_engines)
-    with_trainer = set(machines[: config.trainer_devices])
-    return [machine for machine in with_engines if machine not in with_trainer]
-
-
 def check_layout(config: RunConfig, machines: Sequence[str]) -> None:
     "Raise `ConfigError` for an engine on several machines, or unreachable for weights"
     each = config.rollout.devices_per_engine
-    with_trainer = set(machines[: config.trainer_devices])
+    receiving = receiving_machines(config, machines)
+    reached = {*machines[: config.trainer_devices], *receiving}
     backend = config.placement.transfer_backend
     for number in range(config.num_engines):
         devices = config.engine_devices[number * each : (number + 1) * each]
@@ -352,8 +342,7 @@ def check_layout(config: RunConfig, machines: Sequence[str]) -> None:
                 "placement.devices and placement.trainer_devices so that it divides the engines' "
                 "devices of each machine.",
             )
-        by_broadcast = config.placement.mode == "split" and backend in ("auto", "broadcast")
-        if not by_broadcast and not own <= with_trainer:
+        if not own <= reached:
             raise ConfigError(
                 f"placement.transfer_backend is {backend!r} with placement.mode "
                 f"{config.placement.mode!r}: engine {number} is on a machine without a trainer rank",

@@ -24,8 +24,7 @@ import numpy as np
 from ..config import JudgeConfig, RolloutConfig, RunConfig, override
 from ..data.images import sample_pictures
 from ..data.inputs import Inputs, read_inputs
-from ..data.pass_at_k import eval_metrics
-from ..data.rewards import check_prompts
+from ..data.rewards import check_prompts, eval_metrics
 from ..data.sample import Prompt
 from ..data.tasks import GENERATED
 from ..data.tokenizer import read_tokenizer
@@ -41,9 +40,8 @@ from ..plan.preflight import (
 )
 from ..plan.roles import role_environment
 from .export import chosen_checkpoint, evaluated_at, policy_folder
-from ..runs.answers import AnswerRow, AnswerTable
+from ..runs.answers import AnswerRow, AnswerTable, board_or_text
 from ..runs.folder import RunFolder, numbered_path, storage_errors, write_json
-from ..runs.gallery import board_or_text
 from ..terminal import counted
 
 if TYPE_CHECKING:

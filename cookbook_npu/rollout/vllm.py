@@ -78,7 +78,7 @@ from ..rollout.engine import (
     text_requests,
 )
 from .vllm_lora import VllmAdapter, lora_arguments, remove_adapter
-from ..weights.checksum import checksums
+from ..weights.manifest import checksums
 
 # %% ../../nbs/rollout/03_vllm.ipynb #e0386859
 VllmBuild = Literal["cpu", "cuda", "npu"]
