@@ -239,7 +239,7 @@ def _sampled(
 ) -> "tuple[list[Sample], dict[str, str]]":
     "Return answers, and the groups whose environment failed"
     from ..train.rollout_worker import make_engine
-    from ..train.session import start_episodes
+    from ..train.start import start_episodes
 
     config = inputs.config
     prompts = asked or _load_prompts(inputs, hf_path)

@@ -20,8 +20,7 @@ from typing import Any
 from ..data.images import sample_pictures
 from ..errors import MissingError
 from .folder import RunFolder
-from .plots import COLOURS
-from ..terminal import counted, printable
+from ..terminal import COLOURS, counted, printable
 
 # %% ../../nbs/runs/13_answers.ipynb #91f77fc2
 SHOWN_CHARACTERS = 1500  # of a prompt and of a response

@@ -36,7 +36,7 @@ from .checkpointing import open_folder
 from .driver import ColocatedPlacement, Driver, Placement
 from .rollout_worker import Engines
 from .sampling import Rollout
-from ..train.session import (
+from ..train.start import (
     Run,
     open_run_data,
     open_tracker,

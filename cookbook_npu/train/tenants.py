@@ -57,7 +57,7 @@ from ..runs.folder import RunFolder
 from .batch import Batch, PerSequence, complete_batch, make_batch
 from .rollout_worker import Engines, RolloutWorker, make_engine
 from .sampling import make_requests, shard_requests
-from .session import prepare_model, start_cluster
+from .start import prepare_model, start_cluster
 from .train_step import merge_sequences, sum_over_ranks
 from .trainer import Trainer, TrainerMemory
 from .weight_update import releasing_weights

@@ -29,7 +29,7 @@ BUDGETS: dict[str, int] = {
     "lines of train": 7650,
     "lines of weights": 1015,
     "lines of the package": 57850,
-    "notebooks": 171,
+    "notebooks": 172,
     "configuration keys": 159,
     "configuration errors": 65,
     "commands": 17,
