@@ -181,7 +181,7 @@ class TinyConfig(Config):
         return self.family not in ("qwen3", "qwen3_moe")
 
     @property
-    def reads_pictures(self) -> bool:
+    def reads_images(self) -> bool:
         "Whether its tokenizer and template take pictures; the tiny Qwen3.5 models are trained on text"
         return self.family == "qwen3_vl"
 
@@ -652,7 +652,7 @@ class AlgorithmConfig(Config):
         ge=0,
         le=1,
     )
-    # policy loss (rl.losses, rl.loss_aggregation)
+    # policy loss (rl.losses)
     loss: Annotated[str, _or_own("algorithm.loss", PolicyLoss)] = setting(
         "ppo",
         "policy loss: token ratios (ppo), sequence ratios (gspo, gmpo), clipped weights "
@@ -684,7 +684,7 @@ class AlgorithmConfig(Config):
     mask_truncated: bool = setting(
         False, "exclude responses that hit the length limit from the loss"
     )
-    # KL and entropy (rl.kl)
+    # KL and entropy (rl.losses)
     kl_loss_coef: float = setting(
         0.0, "coefficient of the KL term in the loss", basic=True, ge=0
     )
@@ -2116,7 +2116,7 @@ def check_context(
     parallel: ParallelConfig,
     kv_heads: int,  # key/value heads of a layer
     recurrent: bool,  # some layers are gated delta nets
-    sees: bool,  # has a vision tower
+    has_vision: bool,  # has a vision tower
     model: str,  # its name in messages
 ) -> None:
     "Raise `ConfigError` if a model does not support context parallelism"
@@ -2138,7 +2138,7 @@ def check_context(
             f"{kv_heads} key/value heads",
             "Make the product a divisor of them, or set parallel.context_algorithm to ring.",
         )
-    if sees:
+    if has_vision:
         raise ConfigError(
             f"parallel.context_algorithm is 'ulysses', {model} has a vision tower",
             "mcore-bridge splits the features of images in the order of ring attention only: set it "

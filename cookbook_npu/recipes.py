@@ -316,16 +316,8 @@ class Recipe:
         """Return the configuration of a run; `None` selects the recipe's value at the scale
 
         Raises `ConfigError` with the nearest name, or with the two values that disagree."""
-        parameters = dict(
-            model=model,
-            prompt_data=prompt_data,
-            engine=engine,
-            num_steps=num_steps,
-            prompts_per_step=prompts_per_step,
-            samples_per_prompt=samples_per_prompt,
-            learning_rate=learning_rate,
-            seed=seed,
-        )
+        given = locals()
+        parameters = {name: given[name] for name in PARAMETERS}
         return self._build(scale, parameters, dict(flat_overrides(overrides or {})))
 
     def _own(self, scale: Scale, model: str | None) -> RunConfig:

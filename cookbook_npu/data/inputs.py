@@ -29,7 +29,7 @@ from ..data.datasets import (
 )
 from .environments import Environment, find_environment
 from .graders import load_function
-from .images import check_picture, image_source
+from .images import check_image, image_source
 from .judge import check_judge
 from .messages import checked_messages, checked_tools
 from ..data.prompts import (
@@ -131,7 +131,7 @@ class Inputs:
                 images = self._check_prompt(source, number, record, place, schema)
             for n, image in enumerate(images):
                 shown = f"{place} image {n}"
-                check_picture(image_source(image, place, shown, folder_of(source)))
+                check_image(image_source(image, place, shown, folder_of(source)))
 
     def _check_prompt(
         self, source: str, number: int, record: dict[str, Any], place: str, schema: Any

@@ -69,7 +69,7 @@ def _task_of(config: RunConfig) -> tuple[str, dict[str, Any]]:
     "Return the generated task of a run, for a run on a file geometry or arithmetic, and its settings"
     name = config.data.prompt_data
     if name not in GENERATED:
-        name = "geometry" if config.model.tiny.reads_pictures else "arithmetic"
+        name = "geometry" if config.model.tiny.reads_images else "arithmetic"
     settings = asdict(generated_task(name, config.data.task))
     return name, json.loads(json.dumps(settings))  # lists for tuples, as in the manifest
 
@@ -143,7 +143,7 @@ def tiny_folder(
         digest.update(hashlib.sha256(part).digest())
     folder = cache_folder() / "tiny_models" / digest.hexdigest()[:16]
     if not (folder / "config.json").is_file():
-        build_tiny(tiny, build_tokenizer(vision=tiny.reads_pictures), folder, seed, weights)
+        build_tiny(tiny, build_tokenizer(vision=tiny.reads_images), folder, seed, weights)
     return str(folder)
 
 

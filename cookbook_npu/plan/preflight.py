@@ -244,7 +244,7 @@ def check_splits(d: Dimensions, config: RunConfig, policy: bool = True) -> None:
     check_split(architecture(d) | sizes, parallel.tensor, d.name)
     check_pipeline(parallel, d.layers, d.name, d.least_layers)
     check_experts(parallel, d.experts, d.ffn, d.name)
-    check_context(parallel, d.kv_heads, d.linear_layers > 0, d.sees, d.name)
+    check_context(parallel, d.kv_heads, d.linear_layers > 0, d.has_vision, d.name)
     if policy and config.lora.rank and d.experts:
         check_expert_adapters(config.lora, d.name)
     prompt = config.data.max_prompt_tokens

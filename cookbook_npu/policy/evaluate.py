@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..config import JudgeConfig, RolloutConfig, RunConfig, override
-from ..data.images import sample_pictures
+from ..data.images import sample_images
 from ..data.inputs import Inputs, read_inputs
 from ..data.rewards import check_prompts, eval_metrics
 from ..data.sample import Prompt
@@ -367,7 +367,7 @@ def _answer_here(given: Mapping[str, Any]) -> list[tuple[str, str, str, list[str
     shown = [s.metadata.get("prompt_texts", s.metadata["prompt"]) for s in samples]
     texts = [board_or_text(s.metadata, s.text) for s in samples]
     labels = [str(s.label or "") for s in samples]
-    pictures = [sample_pictures(s.images, of_run.data.task) for s in samples]
+    pictures = [sample_images(s.images, of_run.data.task) for s in samples]
     return list(zip(shown, labels, texts, pictures, strict=True))
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..data.images import sample_pictures
+from ..data.images import sample_images
 from ..errors import MissingError
 from .folder import RunFolder
 from ..terminal import COLOURS, counted, printable
@@ -164,7 +164,7 @@ def sample_gallery(run: RunFolder) -> list[GallerySample]:
     step = int(files[-1].stem.removeprefix("step_"))
     chosen = choose_samples(run.load_samples(step), step + 1)
     task = run.config().data.task
-    return [replace(s, pictures=sample_pictures(s.images, task)) for s in chosen]
+    return [replace(s, pictures=sample_images(s.images, task)) for s in chosen]
 
 # %% ../../nbs/runs/13_answers.ipynb #48d37509
 _SHOWN = 300  # characters of a prompt and of an answer
@@ -280,7 +280,7 @@ def _table(run: RunFolder, prompts: int) -> AnswerTable:
     for name in [common[i * len(common) // count] for i in range(count)]:
         record = first[0][name]
         answers = tuple(_answer(f[name]) for f in first)
-        pictures = sample_pictures(record.get("images") or (), task)
+        pictures = sample_images(record.get("images") or (), task)
         rows.append(AnswerRow(*_question(name, record), answers, tuple(pictures)))
     return AnswerTable(titles, tuple(rows))
 

@@ -139,7 +139,7 @@ def warn_unseen(
     "Warn about prompts with characters that the tiny text model of the package has not learned"
     sources = {*config.data.mixture} or {config.data.prompt_data}
     model = shipped_model(config)
-    if not model or sources <= {*GENERATED} or config.model.tiny.reads_pictures:
+    if not model or sources <= {*GENERATED} or config.model.tiny.reads_images:
         return
     shown = {
         c

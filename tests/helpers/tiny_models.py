@@ -232,7 +232,7 @@ def make(name: str, root: Path) -> bytes:
     "The safetensors file of a model, made in the folder `root`"
     made = MODELS[name]
     config = made.config()
-    pictures = config.model.tiny.reads_pictures
+    pictures = config.model.tiny.reads_images
     (root / "drawings").mkdir()
     folder = tiny_folder(config.model.tiny)
     clean = {"schedule": "linear", "learning_rate": made.learning_rate, "warmup_steps": 20}
