@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .runs.compare import compare_before, compare_runs
     from .runs.live import watch
     from .runs.report import write_report
-    from .runs.result import check_learning, show_result
+    from .runs.report import check_learning, show_result
     from .train.session import session
     from .train.trainer import Trainer
 
@@ -65,9 +65,9 @@ _HOMES = {  # name -> module
     "compare_before": "runs.compare",
     "compare_runs": "runs.compare",
     "answer_table": "runs.answers",
-    "check_learning": "runs.result",
+    "check_learning": "runs.report",
     "check_parameters": "notebook",
-    "show_result": "runs.result",
+    "show_result": "runs.report",
     "write_report": "runs.report",
     "watch": "runs.live",
     "TransformersEngine": "rollout.transformers",

@@ -46,6 +46,7 @@ from .config import (
     same_setting,
     shims_environment,
 )
+from .data.inputs import read_inputs
 from .errors import (
     ConfigError,
     CookbookError,
@@ -65,7 +66,7 @@ from .parameters import (
     settings_table,
     settings_text,
 )
-from .plan.preflight import check_files, check_installed, check_machine
+from .plan.preflight import check_installed, check_machine, check_models
 from .recipes import (
     PARAMETERS,
     RECIPES,
@@ -185,10 +186,8 @@ def name_run(notebook: Path, parameters: dict[str, Any]) -> Path:
 
 
 def resolve_run(notebook: Path, parameters: Mapping[str, Any]) -> RunConfig:
-    "Return the configuration that the notebook will build; checks its files"
-    config = find_recipe(recipe_of(notebook) or notebook.stem)(**parameters)
-    check_files(config)
-    return config
+    "Return the configuration that the notebook will build"
+    return find_recipe(recipe_of(notebook) or notebook.stem)(**parameters)
 
 
 def check_kernel() -> None:
@@ -496,11 +495,11 @@ def _run(
     with locate_errors(given):
         folder = name_run(notebook, parameters)
         if recipe_of(notebook):
-            check_machine(config := resolve_run(notebook, parameters))
+            inputs = check_machine(config := resolve_run(notebook, parameters))
             if resume:
                 from .train.checkpointing import check_resumable
 
-                check_resumable(config)
+                check_resumable(config, inputs.records)
             show_settings(config, given)
             from .plan.plan import prompts_text
 
@@ -561,7 +560,7 @@ def print_result(folder: Path, seconds: float | None = None) -> None:
 
 def refuse_empty_result(folder: Path) -> None:
     "Exit with 1 for a finished run that learned nothing"
-    from .runs.result import check_learning
+    from .runs.report import check_learning
 
     try:
         check_learning(folder)
@@ -703,7 +702,6 @@ def machine_need(
     from .npu.stack.checks import Need
     from .plan.dimensions import total_parameters
     from .plan.memory import graph_mode, host_bytes, model_of
-    from .plan.preflight import check_models
 
     config = planned_config(recipe, scale, parameters)
     check_models(config, weights=False)
@@ -1143,8 +1141,7 @@ def _list_runs(
 # %% ../nbs/99_cli.ipynb #d57f3505
 def compared(runs: Sequence[Path], against: str | None) -> list[Any]:
     "Compare runs with each other, or each with its recipe (against 'expected')"
-    from .runs.compare import compare_expected, compare_runs
-    from .runs.outcomes import run_outcomes
+    from .runs.compare import compare_expected, compare_runs, run_outcomes
 
     if against not in (None, "expected"):
         raise ConfigError(f"--against is {against!r}", "Give expected.")
@@ -1465,6 +1462,9 @@ def check_launch(config: RunConfig, node: Any, nodes: int, address: str | None) 
         # NPUs of several machines are counted by Ray
         ray = {"RAY_ADDRESS": launch.host_port(node.host, node.port)} if nodes > 1 else {}
         check_machine(config, os.environ | ray)
+    else:
+        read_inputs(config)
+        check_models(config)
     if address is None and nodes > 1:
         check_network(nodes)
     typer.echo(fit(_environment_text(config)))

@@ -15,8 +15,8 @@ __all__ = ['Effect', 'LocalPath', 'Family', 'RecordFormat', 'TASK_NAMES', 'Sourc
            'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey', 'with_choices', 'config_keys',
            'key_table', 'config_sections', 'flat_overrides', 'check_parallel', 'check_argument_names', 'check_schedule',
            'check_experts', 'check_context', 'check_pipeline', 'check_expert_adapters', 'tenant_config',
-           'tenant_configs', 'check_tenants', 'check_run_name', 'build_config', 'same_setting', 'nearest_key',
-           'override', 'save_config', 'stored_config', 'load_config']
+           'check_tenants', 'check_run_name', 'build_config', 'same_setting', 'nearest_key', 'override', 'save_config',
+           'stored_config', 'load_config']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -647,7 +647,7 @@ class AlgorithmConfig(Config):
         ge=0,
         le=1,
     )
-    # policy loss (rl.losses, rl.loss_aggregation)
+    # policy loss (rl.losses)
     loss: Annotated[str, _or_own("algorithm.loss", PolicyLoss)] = setting(
         "ppo",
         "policy loss: token ratios (ppo), sequence ratios (gspo, gmpo), clipped weights "
@@ -679,7 +679,7 @@ class AlgorithmConfig(Config):
     mask_truncated: bool = setting(
         False, "exclude responses that hit the length limit from the loss"
     )
-    # KL and entropy (rl.kl)
+    # KL and entropy (rl.losses)
     kl_loss_coef: float = setting(
         0.0, "coefficient of the KL term in the loss", basic=True, ge=0
     )
@@ -1248,6 +1248,33 @@ class RunConfig(Config):
         for check in _CHECKS:
             check(self)
         return self
+
+    def model_copy(
+        self, *, update: Mapping[str, Any] | None = None, deep: bool = False
+    ) -> Self:
+        copied = super().model_copy(update=update, deep=deep)
+        vars(copied).pop("_of_tenants", None)
+        return copied
+
+    @property
+    def of_tenants(self) -> dict[str, "RunConfig"]:
+        "The configuration of each tenant by name; raises `ConfigError` that names the tenant"
+        beside = vars(self)  # the fields are frozen
+        if "_of_tenants" in beside:
+            return beside["_of_tenants"]
+        found = {}
+        for name, overrides in self.tenants.items():
+            if not re.fullmatch(r"[\w-]+", name):
+                raise ConfigError(
+                    f"tenants has the name {name!r}", "Use letters, digits, '-' and '_'."
+                )
+            try:
+                own = tenant_config(self, overrides)
+            except ConfigError as e:
+                raise ConfigError(f"tenant {name}: {e.what}", e.remedy) from None
+            found[name] = own.model_copy(update={"recipe": f"{self.recipe}/{name}"})
+        beside["_of_tenants"] = found
+        return found
 
     @property
     def target(self) -> Target:
@@ -2084,7 +2111,7 @@ def check_context(
     parallel: ParallelConfig,
     kv_heads: int,  # key/value heads of a layer
     delta_heads: int,  # key heads of a gated delta net; 0: the model has none
-    sees: bool,  # has a vision tower
+    has_vision: bool,  # has a vision tower
     model: str,  # its name in messages
 ) -> None:
     "Raise `ConfigError` if a model does not support context parallelism"
@@ -2107,7 +2134,7 @@ def check_context(
             f"{sizes} {kv_heads} key/value heads",
             "Make the product a divisor of them, or set parallel.context_algorithm to ring.",
         )
-    if sees:
+    if has_vision:
         raise ConfigError(
             f"parallel.context_algorithm is 'ulysses', {model} has a vision tower",
             "mcore-bridge splits the features of images in the order of ring attention only: set it "
@@ -2207,24 +2234,6 @@ def tenant_config(
     check_tenants(config)
     return config
 
-
-def tenant_configs(config: RunConfig) -> dict[str, RunConfig]:
-    """Return the configuration of each tenant of a run, by name
-
-    Raises `ConfigError` that names the tenant."""
-    found = {}
-    for name, overrides in config.tenants.items():
-        if not re.fullmatch(r"[\w-]+", name):
-            raise ConfigError(
-                f"tenants has the name {name!r}", "Use letters, digits, '-' and '_'."
-            )
-        try:
-            own = tenant_config(config, overrides)
-        except ConfigError as e:
-            raise ConfigError(f"tenant {name}: {e.what}", e.remedy) from None
-        found[name] = own.model_copy(update={"recipe": f"{config.recipe}/{name}"})
-    return found
-
 # %% ../nbs/01_config.ipynb #cfcfd133
 def check_tenants(config: RunConfig) -> None:
     "Raise `ConfigError` for settings that several tenants cannot share"
@@ -2262,7 +2271,7 @@ def _check_tenants(c: RunConfig) -> None:
             f"there are {len(c.tenants)} tenants, lora.slots is {c.lora.slots}",
             f"Set lora.slots to {len(c.tenants)}.",
         )
-    tenant_configs(c)
+    _ = c.of_tenants  # their own values are checked
 
 # %% ../nbs/01_config.ipynb #df443240
 RUN_NAME_BYTES = 200  # file systems allow 255; sibling files add suffixes

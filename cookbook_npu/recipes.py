@@ -27,7 +27,6 @@ from .config import (
     flat_overrides,
     key_table,
     override,
-    tenant_configs,
 )
 from .errors import ConfigError, nearest
 from .targets.target import SCALES, find_target
@@ -323,16 +322,8 @@ class Recipe:
         """Return the configuration of a run; `None` selects the recipe's value at the scale
 
         Raises `ConfigError` with the nearest name, or with the two values that disagree."""
-        parameters = dict(
-            model=model,
-            prompt_data=prompt_data,
-            engine=engine,
-            num_steps=num_steps,
-            prompts_per_step=prompts_per_step,
-            samples_per_prompt=samples_per_prompt,
-            learning_rate=learning_rate,
-            seed=seed,
-        )
+        given = locals()
+        parameters = {name: given[name] for name in PARAMETERS}
         return self._build(scale, parameters, dict(flat_overrides(overrides or {})))
 
     def _own(self, scale: Scale, model: str | None) -> RunConfig:
@@ -427,7 +418,7 @@ def _tenants_for_their_prompts(
 ) -> dict[str, dict[str, Any]]:
     "Return the tenants of a run with the settings that their own prompts need"
     tenants = {}
-    for name, own in tenant_configs(config).items():
+    for name, own in config.of_tenants.items():
         given = config.tenants[name]
         prompts = _deciding_source(given, config.data.prompt_data)
         now = dict(own.flat())
@@ -1056,7 +1047,7 @@ def prompt_changes(config: RunConfig) -> list[PromptChange]:
         return []
     own = recipe._own(config.scale, config.model.path)
     changes = _changes_between(own, config)
-    for name, tenant in tenant_configs(config).items():
+    for name, tenant in config.of_tenants.items():
         changes += [
             replace(change, key=f"tenants.{name}.{change.key}")
             for change in _changes_between(config, tenant)

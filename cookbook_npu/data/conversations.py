@@ -4,19 +4,20 @@
 
 # %% auto #0
 __all__ = ['LossMask', 'Conversation', 'TurnMarks', 'assistant_spans', 'ConversationFormat', 'ChatRecord',
-           'conversation_messages', 'ConversationReader', 'conversation_reader', 'held_out_conversations',
-           'load_conversations']
+           'conversation_messages', 'ConversationReader']
 
 # %% ../../nbs/data/22_conversations.ipynb #fa914040
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..config import DataConfig, RunConfig
-from .datasets import read_images, read_records, source_label, source_name
+from ..config import DataConfig
+from .datasets import RecordCache, read_images, source_label, source_name
 from ..data.images import (
     ImageProcessor,
     decode_first,
@@ -31,17 +32,14 @@ from ..data.messages import (
     thoughts_of,
 )
 from ..data.prompts import (
-    EpochOrder,
-    MixedOrder,
-    PromptDataset,
     PromptFilter,
+    SourceReader,
     drawings,
-    first_held_out,
     folder_of,
     read_pictures,
 )
 from .sample import ImageInput, Prompt
-from .tasks import GENERATED, generated_task, problem_messages
+from .tasks import generated_task, problem_messages
 from .tokenizer import IMAGE_PAD
 from ..errors import ConfigError, DataError
 
@@ -272,35 +270,48 @@ def _from_task(
         yield prompt_id, problem.name, record
 
 
-def _from_file(source: str, config: DataConfig) -> Iterator[tuple[str, str, ChatRecord]]:
+def _from_file(
+    source: str | Path, config: DataConfig, records: RecordCache
+) -> Iterator[tuple[str, str, ChatRecord]]:
     name = source_name(source, config.mixture)
-    for n, (place, record) in enumerate(read_records(source), 1):
+    for n, (place, record) in enumerate(records.read(source), 1):
         yield f"{name}:{n}", place, conversation_messages(record, place, config)
 
 # %% ../../nbs/data/22_conversations.ipynb #e55c2242
 @dataclass(frozen=True)
-class ConversationReader:
+class ConversationReader(SourceReader):
     "Reads the conversations of a run"
 
     config: DataConfig
     format: ConversationFormat
     limit: int  # most tokens of a conversation; longer ones are left out
+    records: RecordCache = field(default_factory=RecordCache)
 
-    @cached_property
-    def held_out(self) -> list[Conversation]:
-        "All conversations of `data.eval_data`; empty without it"
-        return self.read(self.config.eval_data)[0] if self.config.eval_data else []
+    def key(self, prompt: Conversation) -> str:
+        return prompt.question
+
+    def from_task(
+        self, name: str, held_out: int | None = None, without: frozenset[str] = frozenset()
+    ) -> tuple[list[Conversation], str]:
+        records = _from_task(name, self.config, held_out is not None)
+        found, line, _ = self._kept(name, records, name, without)
+        return found[:held_out], line
 
     def read(
-        self, source: str, held_out: bool = False, without: frozenset[str] = frozenset()
-    ) -> tuple[list[Conversation], str]:  # and one line on what was read and left out
-        "Return the conversations of a task or other source, without those of the `question`s"
-        config = self.config
-        if source in GENERATED:
-            records, line = _from_task(source, config, held_out), source
-        else:
-            records, line = _from_file(source, config), source_label(source)
-        chosen = PromptFilter(config, self.limit, without)
+        self, source: str | Path, without: frozenset[str] = frozenset()
+    ) -> tuple[list[Conversation], str, Counter[str]]:
+        records = _from_file(source, self.config, self.records)
+        return self._kept(source, records, source_label(source), without)
+
+    def _kept(
+        self,
+        source: str | Path,
+        records: Iterator[tuple[str, str, ChatRecord]],
+        line: str,
+        without: frozenset[str],
+    ) -> tuple[list[Conversation], str, Counter[str]]:
+        "Return conversations, a summary that begins with `line`, and counts"
+        chosen = PromptFilter(self.config, self.limit, without)
         found = []
         form = self.format
         folder = folder_of(source)
@@ -315,46 +326,4 @@ class ConversationReader:
             line += f", {dropped} with earlier thoughts that the chat template leaves out"
         if empty := sum(one.empty_thoughts > 0 for one in found):
             line += f", {empty} with an empty <think> block that is learned"
-        return found, line
-
-# %% ../../nbs/data/22_conversations.ipynb #d6272902
-def conversation_reader(
-    config: RunConfig,
-    tokenizer: "PreTrainedTokenizerBase",
-    processor: ImageProcessor | None = None,  # None: images are refused
-) -> ConversationReader:
-    "Return the reader of a run; raises `ConfigError` for a run without `sft.loss_mask`"
-    if config.sft.loss_mask is None:
-        raise ConfigError("sft.loss_mask is not set", "Set it to assistant or last.")
-    form = ConversationFormat(
-        tokenizer,
-        config.sft.loss_mask,
-        config.data.chat_template_kwargs,
-        processor,
-        config.data.apply_chat_template,
-    )
-    return ConversationReader(config.data, form, config.sequence_limit)
-
-
-def held_out_conversations(reader: ConversationReader) -> list[Conversation]:
-    "Return at most `data.eval_prompts` held-out conversations; none without `data.eval_data` or a task"
-    config = reader.config
-    if config.eval_data:
-        return first_held_out(reader.held_out, config)
-    tasks = [name for name in config.mixture or [config.prompt_data] if name in GENERATED]
-    found = []
-    for name in tasks:
-        found += reader.read(name, held_out=True)[0][: config.eval_prompts // len(tasks)]
-    return found
-
-
-def load_conversations(reader: ConversationReader, seed: int = 0) -> PromptDataset:
-    "Return the conversations to learn from; raises `DataError` when none is left of a source"
-    config = reader.config
-    without = frozenset(one.question for one in reader.held_out)
-    orders = []
-    for source in config.mixture or [config.prompt_data]:
-        found, line = reader.read(source, without=without)
-        orders.append(EpochOrder(found, seed=seed, source=line))
-    weights = list(config.mixture.values())
-    return PromptDataset(MixedOrder(orders, weights) if weights else orders[0])
+        return found, line, chosen.counts

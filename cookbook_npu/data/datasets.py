@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Record', 'MAX_LINE_BYTES', 'READERS', 'HUBS', 'FORMATS', 'open_data', 'read_jsonl', 'without_nulls', 'rows_of',
            'read_parquet', 'folder_files', 'source_label', 'read_path', 'read_hf', 'read_modelscope', 'read_records',
-           'source_name', 'lookup', 'plain_label', 'gsm8k_label', 'RecordSchema', 'shows_pictures', 'detect_format',
-           'read_fields', 'count_marks', 'read_images', 'read_metadata']
+           'RecordCache', 'source_name', 'lookup', 'plain_label', 'gsm8k_label', 'RecordSchema', 'shows_pictures',
+           'detect_format', 'read_fields', 'count_marks', 'read_images', 'read_metadata']
 
 # %% ../../nbs/data/03_datasets.ipynb #81fab223
 import codecs
@@ -26,7 +26,14 @@ from .hub import check_reachable
 from .images import IMAGE_MARK
 from .sample import RUN_METADATA
 from .tasks import PICTURED
-from ..errors import ConfigError, DataError, MissingError, nearest, parse_json
+from ..errors import (
+    ConfigError,
+    CookbookError,
+    DataError,
+    MissingError,
+    nearest,
+    parse_json,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -320,6 +327,28 @@ def _plain_records(records: Iterator[Record], source: str | Path) -> Iterator[Re
         yield place, {key: without_nulls(value) for key, value in record.items()}
     if not n:
         raise DataError(f"{source} holds no record", "Give a file with at least one.")
+
+
+class RecordCache:
+    "Records of sources, each opened once and parsed as far as they are read"
+
+    def __init__(self) -> None:
+        self.begun: dict[str, tuple[list[Record], Iterator[Record]]] = {}
+
+    def read(self, source: str | Path) -> Iterator[Record]:
+        "Yield the records of a source as `read_records` does"
+        name = str(source)
+        if name not in self.begun:
+            self.begun[name] = [], read_records(source)
+        found, rest = self.begun[name]
+        yield from found
+        try:
+            for record in rest:
+                found.append(record)
+                yield record
+        except CookbookError:
+            del self.begun[name]
+            raise
 
 
 def _source_names(source: str | Path) -> list[str]:

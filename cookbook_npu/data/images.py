@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['MAX_IMAGE_BYTES', 'MAX_IMAGE_PIXELS', 'MAX_ASPECT_RATIO', 'DATA_URL', 'CACHE_BYTES', 'IMAGE_MARK', 'IMAGE_MARKUP',
            'SHOWN_PIXELS', 'ImageSource', 'image_source', 'image_size', 'read_image', 'processor_class',
-           'image_settings', 'check_picture', 'ImageProcessor', 'LazyImage', 'expand_placeholders', 'make_room',
+           'image_settings', 'check_image', 'ImageProcessor', 'LazyImage', 'expand_placeholders', 'make_room',
            'no_processor', 'with_image_parts', 'plain_content', 'collapse_placeholders', 'decode_first', 'picture_url',
-           'sample_pictures']
+           'sample_images']
 
 # %% ../../nbs/data/02_images.ipynb #7f663709
 import base64
@@ -259,7 +259,7 @@ def _check_aspect_ratio(source: ImageSource, width: int, height: int) -> None:
         )
 
 
-def check_picture(source: ImageSource) -> None:
+def check_image(source: ImageSource) -> None:
     "Decode an image; raises `DataError` for one that no processor accepts"
     _check_aspect_ratio(source, *image_size(source))
     read_image(source)
@@ -550,7 +550,7 @@ def picture_url(picture: "Image.Image") -> str:
     return DATA_URL + base64.b64encode(content.getvalue()).decode("ascii")
 
 
-def sample_pictures(references: Sequence[str], task: Mapping[str, Any]) -> list[str]:
+def sample_images(references: Sequence[str], task: Mapping[str, Any]) -> list[str]:
     "Return the available images of a sample as data URLs; `task` is `data.task` of its run"
     urls = []
     for reference in references:

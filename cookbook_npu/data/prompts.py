@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Outcome', 'MAX_PROMPT_CHARS', 'InitialTokens', 'RangeSet', 'Draw', 'PromptDataset', 'EpochOrder', 'take_turns',
-           'MixedOrder', 'LoadedSource', 'choose_schema', 'chat_format', 'drawings', 'read_pictures', 'PromptReader',
-           'task_key', 'PromptFilter', 'folder_of', 'image_files', 'load_source', 'image_processor', 'load_prompts',
-           'first_held_out', 'eval_prompts']
+           'MixedOrder', 'LoadedSource', 'choose_schema', 'chat_format', 'drawings', 'read_pictures', 'SourceReader',
+           'PromptReader', 'task_key', 'PromptFilter', 'folder_of', 'image_files', 'load_source', 'image_processor',
+           'load_prompts']
 
 # %% ../../nbs/data/04_prompts.ipynb #4043db12
 import hashlib
@@ -19,19 +19,19 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 
 from ..config import DataConfig
 from ..data.datasets import (
     FORMATS,
+    RecordCache,
     RecordSchema,
     detect_format,
     lookup,
     read_fields,
     read_images,
     read_metadata,
-    read_records,
     source_label,
     source_name,
 )
@@ -346,14 +346,83 @@ def read_pictures(
     return images
 
 # %% ../../nbs/data/04_prompts.ipynb #ad56859f
+class SourceReader:
+    "Reads the sources of a run: prompts, or conversations to learn from"
+
+    config: DataConfig
+
+    def key(self, prompt: Any) -> str:
+        "Equal for prompts of the same task"
+        raise NotImplementedError
+
+    def turn_end(self) -> TurnEnd:
+        "How a turn of the policy ends"
+        return TurnEnd()
+
+    def read(
+        self, source: str | Path, without: frozenset[str] = frozenset()
+    ) -> tuple[list[Any], str, Counter[str]]:
+        "The prompts of a file, a summary, and counts; `without`: keys to skip"
+        raise NotImplementedError
+
+    def from_task(
+        self, name: str, held_out: int | None = None, without: frozenset[str] = frozenset()
+    ) -> tuple[list[Any], str]:
+        "The prompts of a generated task and a summary; `held_out`: so many held-out ones"
+        raise NotImplementedError
+
+    @cached_property
+    def held_out(self) -> list[Any]:
+        "All prompts of `data.eval_data`; empty without it"
+        return self.read(self.config.eval_data)[0] if self.config.eval_data else []
+
+    def training(self, seed: int = 0) -> "PromptDataset":
+        "The training prompts of a run; raises `DataError` when none is left of a source"
+        config = self.config
+        without = frozenset(map(self.key, self.held_out))
+        weights = config.mixture or {config.prompt_data: 1.0}
+        parts = []
+        for name in weights:
+            if name in GENERATED:
+                found, line = self.from_task(name, without=without)
+            else:
+                found, line, _ = self.read(name, without)
+            parts.append(EpochOrder(found, seed=seed, source=line))
+        order = MixedOrder(parts, [*weights.values()]) if config.mixture else parts[0]
+        return PromptDataset(order, self.turn_end())
+
+    def evaluated(self) -> list[Any]:
+        """At most `data.eval_prompts` held-out prompts; none without `data.eval_data` or a task
+
+        The generated tasks of a mixture share the number evenly."""
+        config, most = self.config, self.config.eval_prompts
+        if config.eval_data:
+            if len(self.held_out) > most:
+                print(
+                    f"{config.eval_data}: {most} of {len(self.held_out)} evaluated "
+                    "(data.eval_prompts)",
+                    flush=True,
+                )
+            return self.held_out[:most]
+        tasks = [n for n in config.mixture or [config.prompt_data] if n in GENERATED]
+        return [p for n in tasks for p in self.from_task(n, most // len(tasks))[0]]
+
+
 @dataclass(frozen=True)
-class PromptReader:
+class PromptReader(SourceReader):
     "Makes prompts from records and generated problems"
 
     config: DataConfig
     tokenizer: "PreTrainedTokenizerBase"
     processor: ImageProcessor | None = None  # None for a policy without a vision tower
     initial_tokens: InitialTokens | None = None  # None without an environment
+    records: RecordCache = field(default_factory=RecordCache)
+
+    def key(self, prompt: Prompt) -> str:
+        return task_key(prompt, self.initial_tokens is not None)
+
+    def turn_end(self) -> TurnEnd:
+        return self.format.turn_end
 
     @cached_property
     def format(self) -> ChatFormat:
@@ -459,7 +528,7 @@ class PromptReader:
         schema = None
         name = ""
         short, folder = source_name(source, config.mixture), folder_of(source)
-        for n, (place, record) in enumerate(read_records(source), 1):
+        for n, (place, record) in enumerate(self.records.read(source), 1):
             if schema is None:
                 schema, name = choose_schema(config, record, place)
             prompt = self.from_record(record, place, schema, f"{short}:{n}", folder)
@@ -469,25 +538,22 @@ class PromptReader:
         line = f"{source_label(source)}: {name}, {chosen.describe()}"
         return LoadedSource(prompts, line, chosen.counts)
 
-    @property
-    def held_out(self) -> list[Prompt]:
-        "All prompts of `data.eval_data`; empty without it"
-        return self.read(self.config.eval_data).prompts if self.config.eval_data else []
-
-    def order(
-        self, source: str, seed: int, without: frozenset[str]
-    ) -> EpochOrder:
-        "The prompts of one source or generated task"
-        if source in GENERATED:
-            task = generated_task(source, self.config.task)
-            prompts = self.from_problems(source, task.train)
-            line = (
-                f"{source} level {task.level}: {len(prompts)} problems, "
-                f"{len(task.held_out)} more held out"
+    def from_task(
+        self,
+        name: str,
+        held_out: int | None = None,
+        without: frozenset[str] = frozenset(),  # no file has problems of a task
+    ) -> tuple[list[Prompt], str]:
+        task = generated_task(name, self.config.task)
+        if held_out is not None and len(task.held_out) < held_out:
+            raise ConfigError(
+                f"data.eval_prompts is {held_out}, the task holds out {len(task.held_out)}",
+                "Ask for fewer or raise task.eval_share.",
             )
-        else:
-            prompts, line, _ = self.read(source, without)
-        return EpochOrder(prompts, seed=seed, source=line)
+        problems = task.train if held_out is None else task.held_out[:held_out]
+        prompts = self.from_problems(name, problems)
+        line = f"{name} level {task.level}: {len(prompts)} problems, {len(task.held_out)} more held out"
+        return prompts, line
 
 # %% ../../nbs/data/04_prompts.ipynb #9e4172f6
 _REASONS = {
@@ -562,10 +628,12 @@ def folder_of(source: str | Path) -> Path:  # of a hub: the working folder
     return path if path.is_dir() else path.parent
 
 
-def image_files(source: str | Path, config: DataConfig) -> Iterator[Path]:
+def image_files(
+    source: str | Path, config: DataConfig, records: RecordCache | None = None
+) -> Iterator[Path]:
     "Yield the files of the images that the records of a source name by path"
     key = config.image_key
-    for place, record in read_records(source):
+    for place, record in (records or RecordCache()).read(source):
         key = key or choose_schema(config, record, place)[0].images
         if key is None:
             return
@@ -604,50 +672,4 @@ def load_prompts(
     initial_tokens: InitialTokens | None = None,
 ) -> PromptDataset:
     "The training prompts of a run"
-    reader = PromptReader(config, tokenizer, processor, initial_tokens)
-    in_environment = initial_tokens is not None
-    without = frozenset(task_key(p, in_environment) for p in reader.held_out)
-    weights = config.mixture or {config.prompt_data: 1.0}
-    parts = [reader.order(source, seed, without) for source in weights]
-    order = MixedOrder(parts, [*weights.values()]) if config.mixture else parts[0]
-    return PromptDataset(order, reader.format.turn_end)
-
-# %% ../../nbs/data/04_prompts.ipynb #622dbafd
-_PromptT = TypeVar("_PromptT", bound=Prompt)
-
-
-def first_held_out(held_out: Sequence[_PromptT], config: DataConfig) -> list[_PromptT]:
-    "Return the first `data.eval_prompts` of a file; prints how many of a longer one these are"
-    if len(held_out) > config.eval_prompts:
-        print(
-            f"{config.eval_data}: {config.eval_prompts} of {len(held_out)} evaluated "
-            "(data.eval_prompts)",
-            flush=True,
-        )
-    return list(held_out[: config.eval_prompts])
-
-
-def eval_prompts(
-    config: DataConfig,
-    tokenizer: "PreTrainedTokenizerBase",
-    processor: ImageProcessor | None = None,  # None: images are refused
-    initial_tokens: InitialTokens | None = None,
-) -> list[Prompt]:  # at most `data.eval_prompts`
-    """The held-out prompts of a run; none without `data.eval_data` or a generated task.
-
-    The generated tasks of a mixture share the number evenly."""
-    reader = PromptReader(config, tokenizer, processor, initial_tokens)
-    if config.eval_data:
-        return first_held_out(reader.held_out, config)
-    tasks = [name for name in config.mixture or [config.prompt_data] if name in GENERATED]
-    prompts = []
-    for name in tasks:
-        wanted = config.eval_prompts // len(tasks)
-        held_out = generated_task(name, config.task).held_out
-        if len(held_out) < wanted:
-            raise ConfigError(
-                f"data.eval_prompts is {wanted}, the task holds out {len(held_out)}",
-                "Ask for fewer or raise task.eval_share.",
-            )
-        prompts += reader.from_problems(name, held_out[:wanted])
-    return prompts
+    return PromptReader(config, tokenizer, processor, initial_tokens).training(seed)

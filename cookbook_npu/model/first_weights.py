@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ..config import RunConfig, TinyConfig, is_tiny, tenant_configs
+from ..config import RunConfig, TinyConfig, is_tiny
 from ..data import tokenizer as tokenizer_module
 from ..data.datasets import shows_pictures
 from ..data.hub import local_model
@@ -92,7 +92,7 @@ def _environment_of(config: RunConfig) -> dict[str, Any]:
 
 def needed_skills(config: RunConfig) -> dict[str, Any]:
     "Return the settings that decide which tiny model a run needs: tiny, tasks, environment"
-    tasks = [_task_of(one) for one in tenant_configs(config).values() or [config]]
+    tasks = [_task_of(one) for one in config.of_tenants.values() or [config]]
     tiny = config.model.tiny.model_dump()
     return {"tiny": tiny, "tasks": tasks, "environment": _environment_of(config)}
 

@@ -103,7 +103,7 @@ class Dimensions:
         return DENSE.get(self.family, DENSE["qwen3"])
 
     @property
-    def sees(self) -> bool:
+    def has_vision(self) -> bool:
         "Whether the architecture has a vision tower"
         return self.family not in ("qwen3_moe", *DENSE)
 

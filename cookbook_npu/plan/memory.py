@@ -12,8 +12,8 @@ __all__ = ['ELEMENT_BYTES', 'TINY_VOCABULARY', 'HOST_STATE_BYTES', 'PATCHES_PER_
            'critic_training', 'scoring', 'communicators', 'planned_communicator_bytes', 'release_before', 'graph_mode',
            'pass_bytes', 'device_overhead', 'allocator_cache', 'kv_bytes', 'engine_work', 'kv_cache_bytes',
            'engine_components', 'cache_tokens', 'capacity_of', 'planned_cache', 'teachers_of', 'sent_bytes',
-           'HandleNeeds', 'why_no_handles', 'planned_backend', 'keeps_frozen', 'engine_keeps_frozen', 'memory_phases',
-           'check_fits', 'largest_part', 'tight_phases', 'host_bytes']
+           'HandleNeeds', 'planned_backend', 'keeps_frozen', 'engine_keeps_frozen', 'memory_phases', 'check_fits',
+           'largest_part', 'tight_phases', 'host_bytes']
 
 # %% ../../nbs/plan/01_memory.ipynb #4d9b1f95
 import os
@@ -37,6 +37,7 @@ from ..plan.dimensions import (
     pipeline_stages,
     total_parameters,
 )
+from ..weights.choice import Transfer, choose_transport
 
 # %% ../../nbs/plan/01_memory.ipynb #fae441fe
 @dataclass(frozen=True)
@@ -693,34 +694,22 @@ def _handle_needs(d: Dimensions, config: RunConfig) -> HandleNeeds:
     return HandleNeeds(sent_bytes(d, config), _gathered(d, config).nbytes, loading)
 
 
-def why_no_handles(config: RunConfig) -> str:
-    "Return why the configuration excludes device handles, or an empty string"
-    wanted = config.placement.transfer_backend
-    if wanted in ("shm", "broadcast"):
-        return f"placement.transfer_backend is {wanted!r}"
-    if config.trainer_devices < config.placement.devices:
-        return "a trainer rank and an engine do not share each device"
-    if wanted == "auto" and config.target.simulated:
-        return "the memory of a simulated NPU is host memory"
-    return ""
-
-
 def planned_backend(
     config: RunConfig,
     capacity: int,  # device memory, bytes
-) -> tuple[Literal["shm", "ipc"], str]:
-    "Return the transfer backend that fits the plan, and why it is not ipc"
-    why = why_no_handles(config)
-    if why:
-        return "shm", why
-    if config.placement.transfer_backend == "ipc":
-        return "ipc", ""
-    d = model_of(config)
-    held = [*device_overhead(config), *trainer_state(largest_stage(d, config), config)]
-    awake = capacity - sum(part.nbytes for part in held)
-    asleep = capacity - sum(part.nbytes for part in device_overhead(config, asleep=True))
-    why = _handle_needs(d, config).lacks_room(awake, asleep)
-    return ("shm", why) if why else ("ipc", "")
+) -> Transfer:
+    "Return the transport of weights that fits the plan, and why it is not ipc"
+
+    def lacks_room() -> str:
+        d = model_of(config)
+        held = [*device_overhead(config), *trainer_state(largest_stage(d, config), config)]
+        awake = capacity - sum(part.nbytes for part in held)
+        asleep = capacity - sum(
+            part.nbytes for part in device_overhead(config, asleep=True)
+        )
+        return _handle_needs(d, config).lacks_room(awake, asleep)
+
+    return choose_transport(config, lacks_room)
 
 # %% ../../nbs/plan/01_memory.ipynb #30574f83
 def _sft_phases(d: Dimensions, config: RunConfig) -> list[MemoryPhase]:

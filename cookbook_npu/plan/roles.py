@@ -241,7 +241,7 @@ def vllm_arguments(config: RunConfig, soc: str = "Ascend910B1") -> dict[str, Any
     return llm_arguments(
         config.model.path or f"tiny {config.model.tiny.family}",
         kv_cache_bytes=planned_cache(config, capacity_of(config, soc)),
-        sees=model_of(config).sees,
+        has_vision=model_of(config).has_vision,
         load_weights=False,  # the first update brings them
         lora=config.lora if config.sends_adapter else None,
         graphs=graph_mode(config)[0],

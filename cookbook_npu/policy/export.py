@@ -87,7 +87,7 @@ def convert_state(
 
     from ..cluster.worker_group import RayWorkerGroup
     from ..plan.roles import role_environment
-    from ..train.session import start_cluster
+    from ..train.start import start_cluster
     from ..train.workers import DEVICE_SHARE
 
     state = checkpoint.path / "state"

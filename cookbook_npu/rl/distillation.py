@@ -8,7 +8,7 @@ __all__ = ['distillation_advantages']
 # %% ../../nbs/rl/09_distillation.ipynb #8394ceb0
 from torch import Tensor
 
-from .kl import kl_estimate
+from .losses import kl_estimate
 from .sequences import TokenName
 
 # %% ../../nbs/rl/09_distillation.ipynb #0bfb9e27

@@ -34,7 +34,7 @@ from ..errors import (
     WeightUpdateError,
     nearest,
 )
-from ..weights.checksum import checksum
+from ..weights.manifest import checksum
 
 # %% ../../nbs/rollout/00_engine.ipynb #7c91e962
 @dataclass(frozen=True, kw_only=True)

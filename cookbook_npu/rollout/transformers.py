@@ -43,7 +43,7 @@ from ..rollout.engine import (
     token_logprobs,
     uniforms,
 )
-from ..weights.checksum import checksums
+from ..weights.manifest import checksums
 
 # %% ../../nbs/rollout/01_transformers.ipynb #82c0874a
 PREFILL_LIMIT = 65536  # padded tokens

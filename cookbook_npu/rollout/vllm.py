@@ -79,7 +79,7 @@ from ..rollout.engine import (
     text_requests,
 )
 from .vllm_lora import VllmAdapter, lora_arguments, remove_adapter
-from ..weights.checksum import checksums
+from ..weights.manifest import checksums
 
 # %% ../../nbs/rollout/03_vllm.ipynb #e0386859
 VllmBuild = Literal["cpu", "cuda", "npu"]
@@ -418,7 +418,7 @@ def llm_arguments(
     kv_cache_bytes: int | None = None,  # on each device; default: from memory_utilization
     can_sleep: bool = True,  # the platform can release memory
     weight_transfer: dict[str, str] | None = None,  # vLLM's weight_transfer_config
-    sees: bool = False,  # the model has a vision tower
+    has_vision: bool = False,  # the model has a vision tower
     max_pixels: int | None = None,  # of an image; default: the model's own limit
     engine_args: Mapping[str, Any] | None = None,  # rollout.engine_args
     load_weights: bool = True,  # False: random until the first weight update
@@ -444,7 +444,7 @@ def llm_arguments(
         "gpu_memory_utilization": memory_utilization,
         "kv_cache_memory_bytes": kv_cache_bytes,
         "weight_transfer_config": weight_transfer,
-        "limit_mm_per_prompt": media_limits(max_pixels) if sees else None,
+        "limit_mm_per_prompt": media_limits(max_pixels) if has_vision else None,
         # A step scheduled before an update would return tokens of the old weights after it.
         "async_scheduling": False,
         "use_tqdm_on_load": False,
@@ -753,7 +753,7 @@ class VllmEngine(Engine):
             kv_cache_bytes or vllm.cache_bytes,
             vllm.can_sleep,
             vllm_weights.transfer_config(weight_update_method, vllm.platform),
-            sees=hasattr(config, "vision_config"),
+            has_vision=hasattr(config, "vision_config"),
             max_pixels=max_pixels,
             engine_args=engine_args,
             load_weights=load_weights,

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..errors import EngineError
 from .engine import check_logits
-from ..weights.checksum import checksum
+from ..weights.manifest import checksum
 
 # %% ../../nbs/rollout/02_vllm_layers.ipynb #744fb542
 def as_matrix(weight: Tensor) -> Tensor:  # a view with at most two dimensions

@@ -23,7 +23,7 @@ from ..rollout.vllm_layers import (
     find_shard,
     tensor_parallel_group,
 )
-from ..weights.checksum import checksum
+from ..weights.manifest import checksum
 
 # %% ../../nbs/rollout/06_vllm_lora.ipynb #1553a006
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # buffers that vLLM can allocate

@@ -40,9 +40,9 @@ from ..config import (
     override,
     own_modules,
     stored_config,
-    tenant_configs,
     whole_run,
 )
+from ..data.datasets import RecordCache
 from ..data.hub import local_model
 from ..errors import (
     ConfigError,
@@ -344,13 +344,15 @@ def _source_checksum(source: Path) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 # %% ../../nbs/runs/00_folder.ipynb #190bfa96
-def _images_checksum(source: str, data: DataConfig) -> str | None:
+def _images_checksum(
+    source: str, data: DataConfig, records: RecordCache | None
+) -> str | None:
     "SHA-256 of the images that the records of a file name by path; None without any"
     from ..data.prompts import image_files
 
     files: set[Path] = set()
     with suppress(DataError):  # it is damaged since, which its own checksum shows
-        files.update(image_files(source, data))
+        files.update(image_files(source, data, records))
     lines = [f"{file} {_source_checksum(file)}" for file in sorted(files)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else None
 
@@ -365,7 +367,9 @@ def own_sources(config: RunConfig, folder: Path) -> list[Path]:
     return [p if (folder / p).is_dir() else p.with_suffix(".py") for p in paths]
 
 
-def input_checksums(config: RunConfig) -> dict[str, str]:
+def input_checksums(
+    config: RunConfig, records: RecordCache | None = None
+) -> dict[str, str]:
     """Return the SHA-256 of each local input by path: prompts, images, model, scorer and environment modules
 
     Raises `FileNotFoundError`."""
@@ -376,7 +380,7 @@ def input_checksums(config: RunConfig) -> dict[str, str]:
     local = [s for s in sources if s and s not in GENERATED and "://" not in s]
     found = {source: _source_checksum(Path(source)) for source in local}
     for source in local:
-        if images := _images_checksum(source, config.data):
+        if images := _images_checksum(source, config.data, records):
             found[f"{IMAGES_OF}{source}"] = images
     teachers = [name for name in config.teachers if not is_tiny(name)]
     models = [config.model.path, config.reward_model.path, *teachers]
@@ -386,8 +390,8 @@ def input_checksums(config: RunConfig) -> dict[str, str]:
     for path in map(code.joinpath, own_sources(config, code)):
         if path.exists():
             found[str(path)] = _source_checksum(path)
-    for own in tenant_configs(config).values():
-        found |= input_checksums(own)
+    for own in config.of_tenants.values():
+        found |= input_checksums(own, records)
     return found
 
 # %% ../../nbs/runs/00_folder.ipynb #22edf481
@@ -606,11 +610,14 @@ class RunFolder:
         write_json(self.settings_file, settings_record(config, earlier=self.settings()))
 
     def save_stack(
-        self, device: Mapping[str, Any], shims: Iterable[Mapping[str, Any]] = ()
+        self,
+        device: Mapping[str, Any],
+        shims: Iterable[Mapping[str, Any]] = (),
+        data: Mapping[str, str] | None = None,  # of `input_checksums`
     ) -> None:
         "Write stack.json"
         self.check_writable()
-        write_json(self.stack_file, stack_record(device, shims, input_checksums(self.config())))
+        write_json(self.stack_file, stack_record(device, shims, data))
 
     def event(self, kind: str, **fields: Any) -> None:
         "Append an event of a kind such as failure, restart or resume"

@@ -22,12 +22,12 @@ from ..errors import (
     RoleError,
     WeightUpdateError,
 )
-from ..plan.preflight import receiving_machines
 from .async_sampling import AsyncSampler
 from .rollout_worker import Engines
 from .weight_update import check_graphs, releasing_weights
 from .workers import DriverState, slots_of_engine
 from ..weights.broadcast import UpdateGroup, give_up, open_store
+from ..weights.choice import receiving_machines
 from ..weights.manifest import Manifest, merge_manifests
 
 # %% ../../nbs/train/12_async_weight_update.ipynb #600bca59

@@ -21,14 +21,13 @@ from torch import Tensor
 
 from ..config import AlgorithmConfig, DistillConfig, RunConfig
 from ..data.graders import length
-from ..data.pass_at_k import pass_curve, tally
+from ..data.rewards import pass_curve, tally
 from ..data.sample import ImageInput, Sample, prompt_source
 from ..errors import DataError, NumericsError
 from ..rl.algorithms import compute_advantages, compute_gae, compute_policy_loss
 from ..rl.distillation import distillation_advantages
 from ..rl.importance_sampling import importance_weights, mismatch_metrics
-from ..rl.kl import kl_estimate
-from ..rl.loss_aggregation import token_weights, weighted_sum
+from ..rl.losses import kl_estimate, token_weights, weighted_sum
 from ..rl.sequences import (
     Sequences,
     TokenName,

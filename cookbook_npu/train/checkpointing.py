@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 
-from ..config import RunConfig, key_table, override, tenant_configs, whole_run
+from ..config import RunConfig, key_table, override, whole_run
+from ..data.datasets import RecordCache
 from ..errors import ConfigError, CookbookError, DataError
 from ..model.first_weights import first_weights, model_checksum
 from ..runs.checkpoints import Checkpoint, Checkpoints
@@ -162,21 +163,24 @@ _INPUTS = (
 
 
 def with_moved_inputs(
-    was: RunConfig, now: RunConfig, recorded: Mapping[str, str]
+    was: RunConfig,
+    now: RunConfig,
+    recorded: Mapping[str, str],
+    records: RecordCache | None = None,  # parsed records of `now`
 ) -> RunConfig:
     """Return the configuration of a run with the new paths of its inputs, where the content is the same
 
     Raises `ConfigError` for a model or evaluation data whose content has changed."""
     old, new = dict(was.flat()), dict(now.flat())
     kept = {key: old[key] for key in _INPUTS if old[key] in recorded and new[key]}
-    present = input_checksums(now) if recorded else {}
+    present = input_checksums(now, records) if recorded else {}
     moved = {
         key: new[key]
         for key, path in kept.items()
         if present.get(new[key]) == recorded[path]
     }
     unchanging = {was.model.path, was.reward_model.path, *was.teachers}
-    for one in (was, *tenant_configs(was).values()):
+    for one in (was, *was.of_tenants.values()):
         unchanging |= {one.data.eval_data, f"{IMAGES_OF}{one.data.eval_data}"}
     for path in recorded.keys() & present.keys() & unchanging:
         if present[path] != recorded[path]:
@@ -206,7 +210,7 @@ def check_same(was: RunConfig, now: RunConfig) -> None:
     "Raise `ConfigError` with every key that differs and may not change, also those of one tenant"
     differ = _differences(was, now)
     of_all = set(differ)
-    tenants, present = tenant_configs(was), tenant_configs(now)
+    tenants, present = was.of_tenants, now.of_tenants
     if tenants.keys() != present.keys():
         differ.append(f"tenants {sorted(tenants)} -> {sorted(present)}")
     for name in tenants.keys() & present.keys():
@@ -282,13 +286,16 @@ def truncate_run(folder: RunFolder, checkpoint: Checkpoint | None) -> None:
 
 # %% ../../nbs/train/06_checkpointing.ipynb #e1e56a87
 def check_resume(
-    folder: RunFolder, config: RunConfig, checkpoint: Checkpoint | None
+    folder: RunFolder,
+    config: RunConfig,
+    checkpoint: Checkpoint | None,
+    records: RecordCache | None = None,
 ) -> None:
     """Raise `ConfigError` if a run cannot continue with this configuration from its newest checkpoint
 
     Steps without a checkpoint need `output.restart`; tenants have checkpoints of their own."""
     recorded = folder.stack().get("data") or {}
-    check_same(with_moved_inputs(folder.config(), config, recorded), config)
+    check_same(with_moved_inputs(folder.config(), config, recorded, records), config)
     done = sum(map(is_step, read_steps(folder.metrics_file)))
     if checkpoint is None and done and not (config.output.restart or config.tenants):
         raise ConfigError(
@@ -304,17 +311,20 @@ def check_resume(
         )
 
 
-def check_resumable(config: RunConfig) -> None:
+def check_resumable(config: RunConfig, records: RecordCache | None = None) -> None:
     "Check a run that `output.resume` continues, and its tenants, before anything starts"
     folder = RunFolder.open(config.output.runs_folder / (config.output.name or ""))
-    check_resume(folder, config, next(iter(Checkpoints.of_run(folder).finished()), None))
-    for name, own in tenant_configs(config).items():
+    newest = next(iter(Checkpoints.of_run(folder).finished()), None)
+    check_resume(folder, config, newest, records)
+    for name, own in config.of_tenants.items():
         if (folder.tenants / name / "config.json").is_file():
             place = {"output.root": str(folder.tenants), "output.name": name}
-            check_resumable(override(own, place))
+            check_resumable(override(own, place), records)
 
 
-def open_folder(config: RunConfig) -> tuple[RunFolder, Checkpoint | None]:
+def open_folder(
+    config: RunConfig, records: RecordCache | None = None
+) -> tuple[RunFolder, Checkpoint | None]:
     "Return a new run folder; with `output.resume` an existing one and its newest checkpoint"
     output = config.output
     if not output.resume:
@@ -326,7 +336,7 @@ def open_folder(config: RunConfig) -> tuple[RunFolder, Checkpoint | None]:
     folder = RunFolder.open(output.runs_folder / output.name, write=True)
     try:
         checkpoint = newest_checkpoint(folder)
-        check_resume(folder, config, checkpoint)
+        check_resume(folder, config, checkpoint, records)
         folder.save_config(config)
     except BaseException:  # also an interrupt: the process may try again
         folder.close()

@@ -20,8 +20,7 @@ from ..config import ModelConfig, OptimConfig, ParallelConfig, RunConfig
 from ..model.logprobs import over_context, without_head
 from ..model.megatron import MegatronModel, load_model
 from ..model.packing import TokenBatch, model_inputs
-from ..rl.loss_aggregation import weighted_sum
-from ..rl.losses import value_loss
+from ..rl.losses import value_loss, weighted_sum
 from ..rl.sequences import token_names
 from .batch import Batch, PerSequence
 from .trainer import ModelTrainer, TrainerMemory

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ..config import RunConfig, override
-from ..data.conversations import conversation_reader, load_conversations
 from ..data.datasets import shows_pictures
-from ..data.rewards import all_scorers
+from ..data.inputs import read_inputs
+from ..data.rewards import all_scorers, check_prompts
 from ..data.tasks import GENERATED, PICTURED
 from ..npu.device import AUTOLOAD_ENV, SIMULATE_ENV
 from ..plan.dimensions import DENSE, dimensions_of_folder
@@ -182,19 +182,10 @@ def read_own_data(config: RunConfig) -> str | None:
     "Read the run's own prompts and check every label; None where model or data are missing"
     if missing_data(config):
         return None
-    model = Path(config.model.path or "")
-    from transformers import AutoTokenizer
-
-    from ..data.prompts import image_processor, load_prompts
-    from ..data.rewards import RewardPool
-
-    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    processor = image_processor(model, config.data)
-    if config.is_sft:
-        return load_conversations(conversation_reader(config, tokenizer, processor)).source
-    prompts = load_prompts(config.data, tokenizer, config.seed, processor)
-    # not opened: labels are checked without its processes
-    RewardPool(config.reward).check_labels(prompts.prompts)
+    reader = read_inputs(config).reader(config.model.path or "")
+    prompts = reader.training(config.seed)
+    if not config.is_sft:
+        check_prompts(config.reward, prompts.prompts)
     return prompts.source
 
 

@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass, field, replace
 from ..config import RewardConfig, SamplingConfig
 from ..data.environments import CallFailure
 from ..data.judge import JudgeCounts
-from ..data.pass_at_k import eval_metrics
 from ..data.prompts import Draw
-from ..data.rewards import Counts, all_scorers
+from ..data.rewards import Counts, all_scorers, eval_metrics
 from ..data.sample import Prompt, Sample
 from ..errors import BudgetSpent, EnvironmentFault, RewardError, RoleError
 from ..rl.filters import DynamicSampling

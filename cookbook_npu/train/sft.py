@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..data.conversations import Conversation
 from ..data.sample import ImageInput, Sample
-from ..rl.loss_aggregation import token_weights, weighted_sum
+from ..rl.losses import token_weights, weighted_sum
 from ..rl.sequences import TokenName, check_finite
 from .batch import Batch, sample_inputs
 

@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import Future
-from ..config import RunConfig, override, tenant_configs
+from ..config import RunConfig, override
+from ..data.inputs import Inputs
 from ..errors import CookbookError, TenantFailed
 from ..runs.answers import answer_table
 from ..runs.checkpoints import Checkpoint
@@ -35,7 +36,7 @@ from .checkpointing import open_folder
 from .driver import ColocatedPlacement, Driver, Placement
 from .rollout_worker import Engines
 from .sampling import Rollout
-from ..train.session import (
+from ..train.start import (
     Run,
     open_run_data,
     open_tracker,
@@ -428,19 +429,19 @@ class TenantRun(Run):
 
 # %% ../../nbs/train/24_tenant_run.ipynb #1270c507
 def open_tenants(
-    config: RunConfig, folder: RunFolder, stack: ExitStack
+    inputs: Inputs, folder: RunFolder, stack: ExitStack
 ) -> dict[str, TenantRecord]:
     "Return the tenants of a run by name, with their folders, created or reopened"
     records = {}
-    for name, own in tenant_configs(config).items():
+    for name, one in inputs.of_tenants.items():
         exists = (folder.tenants / name / "config.json").is_file()
         place = {
             "output.root": str(folder.tenants),
             "output.name": name,
-            "output.resume": config.output.resume and exists,
+            "output.resume": one.config.output.resume and exists,
         }
-        own = override(own, place)
-        opened, checkpoint = open_folder(own)
+        own = override(one.config, place)
+        opened, checkpoint = open_folder(own, inputs.records)
         inner = stack.enter_context(ExitStack())
         inner.enter_context(opened)
         opened.save_settings(own)
@@ -449,13 +450,14 @@ def open_tenants(
 
 # %% ../../nbs/train/24_tenant_run.ipynb #835827ba
 def start_tenant_run(
-    config: RunConfig,
+    inputs: Inputs,
     folder: RunFolder,
     stop: StopRequest,
     stack: ExitStack,  # undoes the start
 ) -> TenantRun:
     "Start trainer, engines and drivers of a run of several tenants"
-    records = open_tenants(config, folder, stack)
+    config = inputs.config
+    records = open_tenants(inputs, folder, stack)
     last = min(one.last for one in records.values())
     # a killed run may have checkpoints of a step whose row it had not logged
     logged = [row["step"] for row in read_steps(folder.metrics_file)]
@@ -470,7 +472,7 @@ def start_tenant_run(
     hf_path = prepare_model(config, folder, *(one.folder for one in records.values()))
     for name, one in records.items():
         print(f"tenant {name}:", flush=True)
-        one.data = open_run_data(one.config, hf_path, one.folder, one.stack)
+        one.data = open_run_data(inputs.of_tenants[name], hf_path, one.folder, one.stack)
     print(f"starting {process_counts(config)}", flush=True)
     tenants = Tenants.on(cluster, config, hf_path, folder, stack)
     turns = TenantTurns(tenants.sample_together)
@@ -478,7 +480,7 @@ def start_tenant_run(
         one.start(name, tenants, cluster, stop, turns)
     first = next(iter(records.values()))
     assert first.driver is not None
-    record_trainer(first.driver.state.trainer, config, folder)
+    record_trainer(first.driver.state.trainer, inputs, folder)
     if not isinstance(view, NotebookView):
         cluster.on_wait = None  # the steps print lines
     return TenantRun(first.driver, folder, tracker, tenants, records, stop, turns)

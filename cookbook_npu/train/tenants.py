@@ -57,7 +57,7 @@ from ..runs.folder import RunFolder
 from .batch import Batch, PerSequence, complete_batch, make_batch
 from .rollout_worker import Engines, RolloutWorker, make_engine
 from .sampling import make_requests, shard_requests
-from .session import prepare_model, start_cluster
+from .start import prepare_model, start_cluster
 from .train_step import merge_sequences, sum_over_ranks
 from .trainer import Trainer, TrainerMemory
 from .weight_update import releasing_weights
@@ -190,7 +190,7 @@ class TenantTrainer:
         self.slots[slot].tenant = None
         self.acc.empty_cache()
 
-    def of_slot(self, slot: int, method: str, *args: Any, **kwargs: Any) -> Any:
+    def call_in_slot(self, slot: int, method: str, *args: Any, **kwargs: Any) -> Any:
         "Call a method of a tenant's `SlotTrainer`, or of a part of it"
         tenant = self.slots[slot].tenant
         if tenant is None:
@@ -259,7 +259,7 @@ class TenantEngine:
         if worker.engine is not self.engine:
             worker.close()
 
-    def of_slot(self, slot: int, method: str, *args: Any, **kwargs: Any) -> Any:
+    def call_in_slot(self, slot: int, method: str, *args: Any, **kwargs: Any) -> Any:
         "Call a method of a tenant's `RolloutWorker`, or of a part of it"
         if slot not in self.slots:
             raise ConfigError(f"{method} in slot {slot}, which is free", "Lease it first.")
@@ -313,7 +313,7 @@ class SlotGroup(WorkerGroup):
         self, method: str, args: dict[int, tuple], kwargs: dict, timeout: float | None
     ) -> Future:
         own = {rank: (self.slot, method, *values) for rank, values in args.items()}
-        return self.group._start_on("of_slot", own, kwargs, timeout)
+        return self.group._start_on("call_in_slot", own, kwargs, timeout)
 
     def kill(self, grace: float = 5.0) -> None:
         "No-op: the processes belong to all tenants"

@@ -86,8 +86,7 @@ from ..train.offload import (
     explain_out_of_memory,
 )
 from ..weights.broadcast import BroadcastEnd, UpdateGroup, send_buckets
-from ..weights.checksum import why_on_host
-from ..weights.manifest import Manifest
+from ..weights.manifest import Manifest, why_on_host
 from ..weights.transport import (
     DeviceHandles,
     NoDeviceRoom,

@@ -13,9 +13,10 @@ from typing import Any
 
 from ..cluster.worker_group import Future, WorkerGroup
 from ..errors import ConfigError, RoleError, WeightUpdateError
-from ..plan.memory import graph_mode, why_no_handles
+from ..plan.memory import graph_mode
 from .rollout_worker import Engines
 from .workers import DriverState
+from ..weights.choice import choose_transport
 from ..weights.manifest import Manifest, merge_manifests
 
 # %% ../../nbs/train/08_weight_update.ipynb #a9c7400c
@@ -104,7 +105,7 @@ class WeightUpdate:
         "Test once per trainer whether every engine can open a handle of its device memory"
         config = self.state.config
         trainer = self.state.trainer
-        if trainer is self.negotiated or why_no_handles(config):
+        if trainer is self.negotiated or choose_transport(config).why:
             return
         offers = trainer.call("weights.offer_handle")
         why = next((reason for _, reason in offers if reason), "")

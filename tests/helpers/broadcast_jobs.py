@@ -6,7 +6,7 @@ from cookbook_npu.errors import WeightUpdateError
 from cookbook_npu.npu.device import accelerator
 from cookbook_npu.npu.shims.bootstrap import bootstrap
 from cookbook_npu.npu.simulator.faults import hang_collective
-from cookbook_npu.weights.checksum import checksum
+from cookbook_npu.weights.manifest import checksum
 
 WEIGHTS = {
     "b": torch.arange(15).float().view(3, 5),

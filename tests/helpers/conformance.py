@@ -36,7 +36,7 @@ from cookbook_npu.rollout.engine import (
     text_requests,
 )
 from cookbook_npu.rollout.transformers import model_class
-from cookbook_npu.weights.checksum import checksum
+from cookbook_npu.weights.manifest import checksum
 
 
 @functools.lru_cache(maxsize=4)

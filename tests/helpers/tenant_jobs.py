@@ -112,13 +112,13 @@ class Player:
         self.seen: list = []
 
     def of(self, method: str, *args):
-        return self.side.trainer.of_slot(self.slot, method, *args)
+        return self.side.trainer.call_in_slot(self.slot, method, *args)
 
     def send(self) -> None:
         manifest = self.of("weights.write", self.version)
         if self.side.engine:
             whole = merge_manifests([manifest])
-            self.side.engine.of_slot(self.slot, "update_weights", whole)
+            self.side.engine.call_in_slot(self.slot, "update_weights", whole)
         self.of("weights.release")
         self.version += 1
 
@@ -132,7 +132,7 @@ class Player:
             )
             for i in range(6)
         ]
-        found = self.side.engine.of_slot(
+        found = self.side.engine.call_in_slot(
             self.slot, "generate", requests, self.config.sampling
         )
         self.seen += [(s.response_ids, s.logprobs, s.versions) for s in found]
@@ -233,8 +233,8 @@ def adapter_bytes(folder: str, dtype: str, rank: int, world_size: int) -> dict[s
     )
     trainer = TenantTrainer(rank, world_size, config, folder)
     trainer.lease(0, config)
-    trainer.of_slot(0, "add_gradient", batch_of(config, 1))
-    trainer.of_slot(0, "step")
+    trainer.call_in_slot(0, "add_gradient", batch_of(config, 1))
+    trainer.call_in_slot(0, "step")
     tenant = trainer.slots[0].tenant
     weights = [p for p in tenant.model.module.parameters() if p.requires_grad]
     held = [*weights, *tenant.memory.gradients(), *tenant.memory.moments()]

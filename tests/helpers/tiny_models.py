@@ -21,7 +21,7 @@ from typing import Any
 from safetensors.torch import load_file, save
 
 from cookbook_npu import session
-from cookbook_npu.config import RunConfig, override, tenant_configs
+from cookbook_npu.config import RunConfig, override
 from cookbook_npu.data.environments import calculate, find_environment
 from cookbook_npu.data.sample import Prompt
 from cookbook_npu.data.tasks import PICTURED, generated_task
@@ -200,7 +200,7 @@ def demonstrations(
     config: RunConfig, folder: Path, corrupt: float, seed: str
 ) -> Iterator[dict[str, Any]]:
     "Yield the conversations of a run; those of its tenants in turns"
-    several = list(tenant_configs(config).values()) or [config]
+    several = list(config.of_tenants.values()) or [config]
     each = [Demonstrations(one, folder).records(corrupt, seed) for one in several]
     return chain.from_iterable(zip(*each, strict=True))
 

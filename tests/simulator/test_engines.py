@@ -79,7 +79,7 @@ def update_in_pieces(case) -> None:
     """Through start, update in pieces, finish, with the transfer engine that we register with vLLM"""
     from conformance import folder_weights, require, response_tokens
 
-    from cookbook_npu.weights.checksum import checksum
+    from cookbook_npu.weights.manifest import checksum
 
     weights = case.engine.weights
     require(weights.method == "reload_weights", f"method: {weights.method}")
@@ -180,7 +180,7 @@ def update_by_handles(case) -> None:
     from conformance import folder_weights, require, response_tokens
 
     from cookbook_npu.errors import WeightUpdateError
-    from cookbook_npu.weights.checksum import checksum
+    from cookbook_npu.weights.manifest import checksum
 
     case.close()
     new = folder_weights(case.other)

@@ -39,15 +39,16 @@ import cookbook_npu.runs.kernel, cookbook_npu.runs.report
 DRIVER = """
 from cookbook_npu import make_plan, qwen3_4b_colocate, session, write_report
 from cookbook_npu.cluster.ray_cluster import import_ray
+from cookbook_npu.data.inputs import read_inputs
 from cookbook_npu.data.tokenizer import build_tokenizer
-from cookbook_npu.train.session import load_data
+from cookbook_npu.train import session
 
 config = qwen3_4b_colocate()
 make_plan(config).as_text()
 import_ray()
 build_tokenizer().save_pretrained("model")
 open("model/tiny.json", "w").close()
-load_data(config, "model")
+read_inputs(config).load("model")
 """
 
 

@@ -65,7 +65,7 @@ def run_engine(rank: int, world_size: int, cache: str) -> dict[str, object]:
     from cookbook_npu.model.tiny import build_tiny
     from cookbook_npu.rollout.engine import SharedDecoder, generate_together
     from cookbook_npu.rollout.vllm import VllmAdapterEngine, VllmEngine
-    from cookbook_npu.weights.checksum import checksum
+    from cookbook_npu.weights.manifest import checksum
 
     folder = build_tiny(TINY, build_tokenizer(), f"{cache}/{world_size}/{rank}", 0)
     engine = VllmEngine(

@@ -69,7 +69,7 @@ def run_engine(rank: int, world_size: int, cache: str) -> dict[str, object]:
     from cookbook_npu.model.tiny import build_tiny
     from cookbook_npu.rollout.engine import SamplingParams, text_requests
     from cookbook_npu.rollout.vllm import VllmEngine
-    from cookbook_npu.weights.checksum import checksum
+    from cookbook_npu.weights.manifest import checksum
 
     folder, other = (
         sharpen_model(build_tiny(TINY, build_tokenizer(), f"{cache}/{rank}/{seed}", seed))

@@ -10,8 +10,6 @@ from cookbook_npu.data.conversations import (
     ConversationFormat,
     ConversationReader,
     conversation_messages,
-    held_out_conversations,
-    load_conversations,
 )
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.errors import DataError
@@ -93,8 +91,8 @@ def test_held_out_repeated_and_long_conversations_are_left_out_and_counted(
     data = {"prompt_data": "train", "eval_data": "held_out"}
     paths = {key: str(tmp_path / f"{name}.jsonl") for key, name in data.items()}
     found = reader(**paths, eval_prompts=1)
-    held_out = held_out_conversations(found)
-    dataset = load_conversations(found)
+    held_out = found.evaluated()
+    dataset = found.training()
     assert (len(held_out), len(dataset)) == (1, 2)  # the second is not trained, either
     assert "1 of 2 evaluated" in capsys.readouterr().out
     said = "6 conversations, 2 kept, 1 longer than 128 tokens, 1 repeated, 2 also in the evaluation"
@@ -119,7 +117,7 @@ def test_a_damaged_record_is_refused_with_file_and_line(tmp_path, record, why):
     good = {"messages": CHAT}
     file.write_text(f"{json.dumps(good)}\n{json.dumps(record)}\n")
     with pytest.raises(DataError, match=why) as error:
-        load_conversations(reader(prompt_data=str(file)))
+        reader(prompt_data=str(file)).training()
     assert f"{file} line 2" in str(error.value)
 
 

@@ -37,7 +37,6 @@ from cookbook_npu.data.prompts import load_prompts
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.errors import CookbookError
 from cookbook_npu.parameters import read_parameters
-from cookbook_npu.plan.preflight import check_files
 from cookbook_npu.recipes import RECIPES, qwen3_4b_colocate
 from cookbook_npu.runs.folder import RunFolder, append_line, write_json
 
@@ -63,7 +62,6 @@ def check_run(words: list[str]) -> None:
         parameters = json.loads(Path(words[words.index("-f") + 1]).read_text()) | parameters
     config = resolve_run(find_notebook(words[0]), parameters)
     check_machine(config)
-    check_files(config)
     if config.data.image_key:  # its processor belongs to the model
         return
     prompts = load_prompts(config.data, build_tokenizer())

@@ -14,14 +14,14 @@ import pytest
 from cookbook_npu.config import DataConfig, RunConfig, override
 from cookbook_npu.data.datasets import read_records
 from cookbook_npu.data.graders import call_mode, load_function
+from cookbook_npu.data.inputs import read_inputs
 from cookbook_npu.data.messages import ChatFormat, TurnEnd, end_token_ids
 from cookbook_npu.data.prompts import load_prompts, load_source
-from cookbook_npu.data.rewards import RewardPool
+from cookbook_npu.data.rewards import check_prompts
 from cookbook_npu.data.tokenizer import END, PAD, build_tokenizer
 from cookbook_npu.data.turns import TurnFormat
 from cookbook_npu.errors import ConfigError, DataError
 from cookbook_npu.parameters import read_parameter_file
-from cookbook_npu.plan.preflight import check_scorers
 from cookbook_npu.recipes import qwen3_4b_colocate
 
 ROOT = Path(__file__).parents[2]
@@ -203,7 +203,7 @@ def test_a_label_that_the_scorer_cannot_use_is_refused_with_file_and_line(tmp_pa
     )
     prompts = load_prompts(config.data, build_tokenizer()).prompts
     with pytest.raises(DataError, match="d.jsonl line 2: scorer math"):
-        RewardPool(config.reward).check_labels(prompts)
+        check_prompts(config.reward, prompts)
 
 
 # ------------------------------------------------------------------------------------ numbers
@@ -308,13 +308,13 @@ GRADES = """
 import sys
 from cookbook_npu.data.rewards import RewardPool
 from cookbook_npu.data.sample import Sample
-from cookbook_npu.plan.preflight import check_scorers
+from cookbook_npu.data.inputs import read_inputs
 from cookbook_npu.recipes import qwen3_4b_colocate
 
 config = qwen3_4b_colocate(
     overrides={"code_folder": sys.argv[1], "reward.scorers": {sys.argv[2]: 1.0}}
 )
-check_scorers(config)
+read_inputs(config, files=False)
 sample = Sample(
     group_id="g", index=0, prompt_ids=[1], response_ids=[5], logprobs=[0.0], loss_mask=[1],
     versions=[0], finish_reason="stop", text="5", label="5",
@@ -404,7 +404,7 @@ def test_a_function_of_a_notebook_is_a_file_of_the_run(cell, tmp_path, monkeypat
     assert re.fullmatch(r"mine_[0-9a-f]{8}:mine", name) and name in config.reward.arguments
     assert config.code_folder == str(tmp_path / "runs" / "code")
     assert qwen3_4b_colocate(overrides=given) == config == override(config, {})
-    check_scorers(config)
+    read_inputs(config, files=False)
     function = load_function(name)
     mode = {"@": "batch", "a": "async"}.get(cell[0], "each")
     assert call_mode(function) == mode

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.lane("docs")
 
 WRITERS = [
     *("train", "rl", "rollout"),
-    "data/pass_at_k.py",
+    "data/rewards.py",
     "runs/metrics.py",
 ]
 # prefixes of names; what starts with another one is no metric

@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cookbook_npu.rl.loss_aggregation import LOSS_AGG_MODES, token_weights, weighted_sum
-from cookbook_npu.rl.losses import policy_loss
+from cookbook_npu.rl.losses import LOSS_AGG_MODES, policy_loss, token_weights, weighted_sum
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")

@@ -16,12 +16,12 @@ from cookbook_npu.rl.advantages import (
 )
 from cookbook_npu.rl.filters import DynamicSampling
 from cookbook_npu.rl.importance_sampling import importance_weights, mismatch_metrics
-from cookbook_npu.rl.kl import kl_estimate
 from cookbook_npu.rl.losses import (
     cispo_loss,
     dppo_loss,
     gmpo_loss,
     gspo_loss,
+    kl_estimate,
     policy_loss,
     sapo_loss,
     value_loss,

@@ -13,8 +13,7 @@ import torch
 from cookbook_npu.config import AlgorithmConfig
 from cookbook_npu.rl.advantages import gdpo
 from cookbook_npu.rl.algorithms import compute_advantages, compute_policy_loss
-from cookbook_npu.rl.kl import kl_estimate
-from cookbook_npu.rl.loss_aggregation import token_weights, weighted_sum
+from cookbook_npu.rl.losses import kl_estimate, token_weights, weighted_sum
 from cookbook_npu.rl.sequences import sequences
 
 pytest.importorskip("trl", reason="trl is not installed: pip install -e '.[dev]'")

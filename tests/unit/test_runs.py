@@ -9,7 +9,7 @@ import time
 import pytest
 
 from cookbook_npu.cli import main
-from cookbook_npu.config import RunConfig, override, tenant_configs
+from cookbook_npu.config import RunConfig, override
 from cookbook_npu.errors import RunLocked, StorageError
 from cookbook_npu.recipes import qwen3_4b_multi_lora_grpo
 from cookbook_npu.runs.folder import RunFolder, append_line, read_lines
@@ -146,7 +146,7 @@ def tenants(tmp_path, monkeypatch):
     config = qwen3_4b_multi_lora_grpo(num_steps=2, overrides=place)
     with RunFolder.create(config) as run:
         run.tenants.mkdir()
-        for name, own in tenant_configs(config).items():
+        for name, own in config.of_tenants.items():
             inside = {"output.root": str(run.tenants), "output.name": name}
             with RunFolder.create(override(own, inside)) as tenant:
                 append_line(tenant.metrics_file, {"step": 1, "raw_reward": 0.5})

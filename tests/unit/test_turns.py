@@ -8,7 +8,7 @@ import pytest
 
 from cookbook_npu.config import DataConfig
 from cookbook_npu.data.environments import find_environment
-from cookbook_npu.data.prompts import eval_prompts, load_prompts
+from cookbook_npu.data.prompts import PromptReader, load_prompts
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.data.turns import TurnFormat
 from cookbook_npu.errors import DataError
@@ -156,7 +156,8 @@ def test_generated_problems_that_are_too_long_with_the_tool_end_a_run_at_once():
     with pytest.raises(DataError, match="with what its environment adds.*is 100"):
         load_prompts(config, turns.tokenizer, initial_tokens=InitialPromptLength(runner))
     with pytest.raises(DataError, match="with what its environment adds.*is 100"):
-        eval_prompts(config, turns.tokenizer, initial_tokens=InitialPromptLength(runner))
+        length = InitialPromptLength(runner)
+        PromptReader(config, turns.tokenizer, None, length).evaluated()
     runner.close()
 
 

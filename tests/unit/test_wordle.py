@@ -19,7 +19,7 @@ from cookbook_npu.recipes import wordle_grpo
 from cookbook_npu.rollout.engine import SamplingParams
 from cookbook_npu.rollout.episodes import EpisodeRunner
 from cookbook_npu.rollout.transformers import TransformersEngine
-from cookbook_npu.runs.gallery import coloured
+from cookbook_npu.runs.answers import coloured
 from cookbook_npu.train.sampling import make_requests, sample_prompts
 
 SLOTS = 16
