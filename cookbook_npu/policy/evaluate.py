@@ -371,14 +371,26 @@ def _answer_here(given: Mapping[str, Any]) -> list[tuple[str, str, str, list[str
     return list(zip(shown, labels, texts, pictures, strict=True))
 
 
+def _asked_record(prompt: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    "A prompt of `ask` as a record; raises `ConfigError` for one without a text"
+    record = {"prompt": prompt} if isinstance(prompt, str) else prompt
+    if not isinstance(record, Mapping) or not record.get("prompt"):
+        raise ConfigError(
+            f"ask: a prompt is {prompt!r}",
+            'Give a text such as "12+34=", or {"prompt": "<image>a=", "images": [PATH]}.',
+        )
+    return record
+
+
 def ask(
     path: Path | str,  # run folder
     # texts, or records: {"prompt": "<image>a=", "images": [absolute path]}; empty: three held-out ones
-    prompts: Sequence[str | Mapping[str, Any]] = (),
+    prompts: str | Sequence[str | Mapping[str, Any]] = (),
     step: int | None = None,  # of the checkpoint; None: use the newest
     max_tokens: int | None = None,  # per answer; None: as in the run
 ) -> AnswerTable:
     "Return the greedy answers of a run's policy, to be shown as the last value of a cell"
+    prompts = [prompts] if isinstance(prompts, str) else prompts
     run = RunFolder.open(path)
     run.refuse_tenants("policy")
     title = f"after {counted(chosen_checkpoint(run, step).step, 'step')}"
@@ -390,7 +402,7 @@ def ask(
         )
     with tempfile.TemporaryDirectory() as folder:
         asked, answers = Path(folder, "prompts.jsonl"), Path(folder, "answers.json")
-        records = [{"prompt": one} if isinstance(one, str) else one for one in prompts]
+        records = [_asked_record(one) for one in prompts]
         lines = [json.dumps({"label": "-", **record}) for record in records]
         asked.write_text("\n".join(lines), encoding="utf-8")
         given = dict(run=str(run.path), step=step, max_tokens=max_tokens)

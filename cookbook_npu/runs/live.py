@@ -244,7 +244,8 @@ class NotebookView(Sink):
         "Draw the last state"
         self.bar.update(self.progress(ended=True))
         if self.records:
-            self.figure.update(plot_curves(to_columns(self.records), self.panels))
+            # two across: three are unreadable in a narrow window
+            self.figure.update(plot_curves(to_columns(self.records), self.panels, across=2))
 
 # %% ../../nbs/runs/03_live.ipynb #f494976c
 def live_view(

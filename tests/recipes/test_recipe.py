@@ -18,6 +18,7 @@ from places import ROOT
 from whole_runs import more_vllm, preloaded, run
 
 from cookbook_npu.config import save_config
+from cookbook_npu.plan.plan import make_plan
 from cookbook_npu.recipes import RECIPES
 from cookbook_npu.runs.report import write_report
 
@@ -192,7 +193,8 @@ def code_of(recipe: str) -> str:
     "The code of a recipe's notebook with the name of `qwen3_4b_colocate`"
     cells = json.loads((ROOT / "recipes" / f"{recipe}.ipynb").read_text())["cells"]
     code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
-    return "\n".join(code).replace(recipe, "qwen3_4b_colocate")
+    # without comments: an example of a prompt is the recipe's own
+    return re.sub(r"  # .*", "", "\n".join(code)).replace(recipe, "qwen3_4b_colocate")
 
 
 OWN_PARAMETERS = ("qwen3_4b_sft", "qwen3_4b_multi_lora_grpo", "smollm2_grpo")
@@ -202,6 +204,20 @@ OWN_PARAMETERS = ("qwen3_4b_sft", "qwen3_4b_multi_lora_grpo", "smollm2_grpo")
 def test_recipes_differ_in_their_settings_alone(recipe):
     "So a run of one notebook is a run of each, and the tests of the others need no kernel"
     assert code_of(recipe) == code_of("qwen3_4b_colocate")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_a_recipe_says_to_try_can_be_planned(recipe):
+    cells = json.loads((ROOT / "recipes" / f"{recipe}.ipynb").read_text())["cells"]
+    pages = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
+    (page,) = [text for text in pages if text.startswith("## Try next")]
+    items = re.findall(r"^- (`.+?`):", page, flags=re.MULTILINE)
+    assert len(items) >= 2
+    for item in items:
+        given = {}
+        for code in re.findall(r"`([^`]+)`", item):
+            given |= eval(f"dict({code})")
+        assert f"{recipe} at scale laptop" in str(make_plan(RECIPES[recipe](**given))), item
 
 
 def test_the_recipe_with_pictures_looks_at_them(tmp_path):
