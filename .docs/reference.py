@@ -27,7 +27,7 @@ class Module:
 
     name: str  # cookbook_npu.rl.kl
     source: str
-    notebook: str | None  # that it is exported from, from the root: nbs/rl/02_kl.ipynb
+    notebook: str | None  # that it is exported from, from the root: nbs/rl/03_losses.ipynb
     tree: ast.Module = field(repr=False)
     comments: dict[int, str] = field(repr=False)  # line -> text
     names: list[str]  # `__all__`

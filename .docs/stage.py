@@ -18,7 +18,7 @@ from reference import code, table
 
 from cookbook_npu.cli import app
 from cookbook_npu.config import config_keys
-from cookbook_npu.runs.result import RESULT_TYPE
+from cookbook_npu.runs.report import RESULT_TYPE
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

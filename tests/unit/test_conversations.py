@@ -243,7 +243,9 @@ def test_thoughts_that_are_dropped_or_empty_are_counted_and_unread_keys_named(
     file = tmp_path / "d.jsonl"
     file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     config = DataConfig(apply_chat_template=True)
-    _, line = ConversationReader(config, ConversationFormat(tokenizer), 500).read(str(file))
+    _, line, _ = ConversationReader(config, ConversationFormat(tokenizer), 500).read(
+        str(file)
+    )
     assert "2 with earlier thoughts that the chat template leaves out" in line
     assert "2 with an empty <think> block that is learned" in line
     assert capsys.readouterr().out.count("not read: stamp") == 1

@@ -111,7 +111,7 @@ def test_the_same_samples_from_every_kind_of_file(tmp_path_factory, labels, data
         )
         read = load_source(source, config, tokenizer).prompts
         form = ConversationFormat(tokenizer)
-        chats, _ = ConversationReader(config, form, 10_000).read(source)
+        chats, *_ = ConversationReader(config, form, 10_000).read(source)
         found.append(
             [(p.text, p.ids, p.label, p.metadata, p.tools) for p in read]
             + [(c.text, c.ids, c.loss_mask) for c in chats]

@@ -94,5 +94,5 @@ def test_llms_lists_pages_that_exist():
     targets = re.findall(r"\]\(([^)]+)\.html\)", text)
     pages = {name.rpartition(".")[0] for name in stage.written_pages()}
     pages |= {str(p.relative_to(ROOT).with_suffix("")) for p in stage.notebooks()}
-    assert {"agents", "howto/troubleshooting", "nbs/rl/02_kl"} <= set(targets)
+    assert {"agents", "howto/troubleshooting", "nbs/rl/03_losses"} <= set(targets)
     assert set(targets) <= pages | {"reference/configuration", "reference/commands"}

@@ -90,10 +90,10 @@ def test_scale_without_its_device(tmp_path, words):
 
 @no_npu
 def test_910b_without_an_npu(tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+    folder = tiny_folder(TinyConfig())
+    plain = {"data.apply_chat_template": False, "parallel.tensor": 1}
     config = qwen3_4b_colocate(
-        "910b", model=str(tmp_path / "model"), prompt_data="arithmetic"
+        "910b", model=str(folder), prompt_data="arithmetic", overrides=plain
     )
     with (
         pytest.raises(ConfigError, match="torch_npu is not installed"),
