@@ -67,8 +67,8 @@ RUNS = {
         0.0,
     ),
     "qwen3_5_9b_colocate": (*HYBRID, "arithmetic", {}, 0.05),
-    "qwen3_5_pictures": (*HYBRID, "geometry", {}, 0.005),
-    "qwen3_5_cp2": (*HYBRID, "arithmetic", {**TWO, "parallel.context": 2}, 0.005),
+    "qwen3_5_pictures": (*HYBRID, "geometry", {}, 0.003),
+    "qwen3_5_cp2": (*HYBRID, "arithmetic", {**TWO, "parallel.context": 2}, 0.003),
     "qwen3_5_9b_async": (
         "qwen3_5_9b_async",
         "qwen3_5",
