@@ -36,30 +36,14 @@ OVERRIDES = {
     "train.save_every": 1,
 }
 TWO = {"placement.devices": 2}
+DENSE = ("qwen3_4b_colocate", "qwen3", "arithmetic")
+HYBRID = ("qwen3_5_9b_colocate", "qwen3_5")
 # run -> recipe, family, prompts, changes, largest |train - rollout log-prob|
 RUNS = {
-    "qwen3_4b_colocate": ("qwen3_4b_colocate", "qwen3", "arithmetic", {}, 0.02),
-    "tp2": (
-        "qwen3_4b_colocate",
-        "qwen3",
-        "arithmetic",
-        {**TWO, "parallel.tensor": 2},
-        0.02,
-    ),
-    "pp2": (
-        "qwen3_4b_colocate",
-        "qwen3",
-        "arithmetic",
-        {**TWO, "parallel.pipeline": 2},
-        0.02,
-    ),
-    "cp2": (
-        "qwen3_4b_colocate",
-        "qwen3",
-        "arithmetic",
-        {**TWO, "parallel.context": 2},
-        0.02,
-    ),
+    "qwen3_4b_colocate": (*DENSE, {}, 0.02),
+    "tp2": (*DENSE, {**TWO, "parallel.tensor": 2}, 0.02),
+    "pp2": (*DENSE, {**TWO, "parallel.pipeline": 2}, 0.02),
+    "cp2": (*DENSE, {**TWO, "parallel.context": 2}, 0.02),
     "moe": (
         "qwen3_30b_a3b_grpo",
         "qwen3_moe",
@@ -82,7 +66,9 @@ RUNS = {
         {"data.apply_chat_template": True},
         0.0,
     ),
-    "qwen3_5_9b_colocate": ("qwen3_5_9b_colocate", "qwen3_5", "arithmetic", {}, 0.05),
+    "qwen3_5_9b_colocate": (*HYBRID, "arithmetic", {}, 0.05),
+    "qwen3_5_pictures": (*HYBRID, "geometry", {}, 0.003),
+    "qwen3_5_cp2": (*HYBRID, "arithmetic", {**TWO, "parallel.context": 2}, 0.003),
     "qwen3_5_9b_async": (
         "qwen3_5_9b_async",
         "qwen3_5",

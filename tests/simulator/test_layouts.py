@@ -29,6 +29,7 @@ from cookbook_npu.plan.memory import (
     stages_of,
     trainer_parameters,
 )
+from cookbook_npu.plan.plan import process_groups
 from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.train.batch import make_batch
 
@@ -99,6 +100,7 @@ ROWS = [
     Row("qwen3_moe", tensor=2, pipeline=2, expert=2),
     Row("qwen3_vl", context=2, data=2),
     Row("qwen3_vl", tensor=2, pipeline=2),
+    Row("qwen3_5", context=4),
     Row("qwen3_5", tensor=2, context=2),
     Row("qwen3_5", tensor=2, pipeline=2),
     Row("qwen3_5", pipeline=2, context=2),
@@ -260,10 +262,26 @@ def not_finite(trainer, batch) -> str:
     return "nothing"
 
 
+def as_planned(config) -> dict[str, bool]:
+    "Whether the groups of this rank are those of the plan"
+    from megatron.core import parallel_state
+
+    own = {
+        "TP": parallel_state.get_tensor_model_parallel_group,
+        "CP": parallel_state.get_context_parallel_group,
+        "DP": parallel_state.get_data_parallel_group,
+        "PP": parallel_state.get_pipeline_model_parallel_group,
+        "EP": parallel_state.get_expert_model_parallel_group,
+    }
+    ranks = torch.distributed.get_process_group_ranks
+    planned = process_groups(config)
+    return {kind: ranks(own[kind]()) in planned[kind] for kind in planned.keys() & own}
+
+
 def train_row(row: Row, devices: int, root: Path, previous: Row | None) -> dict:
     from cookbook_npu.model import megatron
     from cookbook_npu.model.megatron import destroy_parallel
-    from cookbook_npu.npu.shims.torch import process_groups
+    from cookbook_npu.npu.shims.torch import process_groups as groups
     from cookbook_npu.train.run_trainer import RunTrainer
     from cookbook_npu.train.trainer import Trainer
 
@@ -273,7 +291,7 @@ def train_row(row: Row, devices: int, root: Path, previous: Row | None) -> dict:
     if row.reference == "qwen3":  # with a critic, which gets its own values and returns
         config = override(config, {"algorithm.advantage_estimator": "gae"})
         kind = RunTrainer
-    process_groups._used.clear()
+    groups._used.clear()
     trainer = kind(0, devices, config, str(root / row.family))
     batch = make_inputs(batch_config, trainer.model.hf_config)
     result = {"logprobs": trainer.logprobs(batch)}
@@ -295,16 +313,18 @@ def train_row(row: Row, devices: int, root: Path, previous: Row | None) -> dict:
     result["metrics"].append(trainer.train(batch))
     result["weights"] = exported(trainer.model)
     result["bytes"] = trainer.model.weight_bytes
-    if previous or row == ROWS[0]:
+    if devices == DEVICES:
         trainer.load_state(str(root / f"state-{previous or row}"))
         trainer.train(batch)
         result["resumed"] = exported(trainer.model)
-    if row == ROWS[0]:
+    if devices == DEVICES and previous is None:
         again = result["resumed"].items()
         result["exact"] = all(torch.equal(result["weights"][n], t) for n, t in again)
+    if row == ROWS[0]:
         result["heard"] = not_finite(trainer, batch)
-    used = process_groups._used
-    result["groups"] = sum(group in used for group in process_groups.device_groups())
+    used = groups._used
+    result["groups"] = sum(group in used for group in groups.device_groups())
+    result["as planned"] = as_planned(config)
     destroy_parallel()
     return result
 
@@ -373,7 +393,9 @@ def test_logprobs_equal_one_device(found, row):
     "And the values of a critic, before and after its optimizer step"
     merged = {}
     for rank in found.ranks:
-        merged |= rank[str(row)]["logprobs"]
+        own = rank[str(row)]["logprobs"]
+        assert not merged.keys() & own  # one rank reports a value
+        merged |= own
     want = found.want[row.reference]["logprobs"]
     assert merged.keys() == want.keys()
     assert max(np.abs(merged[i] - want[i]).max() for i in want) <= TOLERANCE
@@ -411,6 +433,7 @@ def test_the_plan_counts_the_process_groups_in_use(found, row):
     planned, _ = communicators(run_config(row, DEVICES))
     for rank in found.ranks:
         assert planned - 2 <= rank[str(row)]["groups"] <= planned
+        assert all(rank[str(row)]["as planned"].values())
 
 
 def test_every_rank_hears_of_a_value_that_is_not_finite(found):

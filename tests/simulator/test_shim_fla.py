@@ -1,6 +1,8 @@
 """The stubs of flash-linear-attention and causal-conv1d in transformers' Qwen3.5 layer."""
 
 import pytest
+import transformers
+from packaging.version import Version
 from proof import prove, run_check
 
 from cookbook_npu.npu.shims.fla import ConvShim, FlaShim
@@ -39,6 +41,10 @@ PACKED = """
 """
 
 
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.9.0"),
+    reason="before 5.9.0 transformers' layer takes no packed rows: test_model_equality.py has them",
+)
 @pytest.mark.parametrize("shim", [FlaShim.name, ConvShim.name])
 def test_packed_rows_are_those_of_each_sequence(shim):
     prove(shim, PACKED, "check() returned False", bootstrap=None)

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cookbook_npu.config import DataConfig
-from cookbook_npu.data.datasets import read_jsonl
 from cookbook_npu.data.equality import evaluate_expression, numbers_in
 from cookbook_npu.data.prompts import load_prompts, load_source
 from cookbook_npu.data.tasks import (
@@ -114,18 +113,6 @@ def test_the_arithmetic_of_the_laptop_recipe_stays_as_it_is():
     text = "".join(p.prompt + p.answer for p in [*task.train, *task.held_out])
     assert (len(task.train), len(task.held_out)) == (1991, 509)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "e708c097ca336f4c"
-
-
-@given(
-    st.integers(1, 9), st.sampled_from([b"{", b"[]", b"\xff", b"null", b'{"prompt": "x"'])
-)
-def test_a_broken_line_is_named(tmp_path_factory, n, broken):
-    path = tmp_path_factory.getbasetemp() / "broken.jsonl"
-    lines = [b'{"prompt": "1+1=", "label": "2"}'] * 9
-    lines[n - 1] = broken
-    path.write_bytes(b"\n".join(lines))
-    with pytest.raises(DataError, match=f"broken.jsonl line {n} "):
-        list(read_jsonl(path))
 
 
 def test_every_format_from_file_to_prompt(tmp_path, tokenizer):

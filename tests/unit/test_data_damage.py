@@ -15,6 +15,10 @@ from cookbook_npu.errors import DataError
 
 GOOD = b'{"prompt": "1+1=", "label": "2"}\n'
 LINES = {
+    "brace": b"{",
+    "list": b"[]",
+    "null": b"null",
+    "cut": b'{"prompt": "x"',
     "surrogate": b'{"prompt": "\\ud800", "label": "2"}',
     "surrogate in metadata": b'{"prompt": "?", "label": "2", "metadata": {"\\uDC00": 1}}',
     "integer": b'{"prompt": "?", "label": ' + b"9" * 5000 + b"}",

@@ -147,6 +147,18 @@ def run_with_a_checkpoint(folder):
 
 
 MISTAKES = {
+    "parameter": (("-p", "learning_rat", "1e-3"), "Did you mean 'learning_rate'?"),
+    "size": (("-p", "prompts_per_step", "-4"), "rollout.prompts_per_step is -4"),
+    "no file": (("-p", "prompt_data", "/no/such.jsonl"), "/no/such.jsonl does not exist"),
+    "no model": (("-p", "scale", "910b"), "model is not given at scale 910b"),
+    "remainder": (
+        ("-p", "overrides", '{"train.global_batch_size": 100}'),
+        "does not divide",
+    ),
+    "devices": (
+        ("-p", "overrides", '{"parallel.tensor": 4}'),
+        "but the trainer has 2 devices",
+    ),
     "unknown scorer": (
         ("-p", "overrides", '{"reward.scorers": {"exat": 1.0}}'),
         "Did you mean 'exact'?",

@@ -106,17 +106,6 @@ def test_a_busy_machine_makes_no_answer_late(tmp_path, monkeypatch):
         assert pool.counts.timed_out == 1
 
 
-@pytest.mark.lane("runs")
-def test_hung_answers_do_not_change_the_others():
-    samples = [
-        text_sample(HANGS if i in (3, 11) else rf"\boxed{{{i}+0}}", rf"\sqrt{{{i * i}}}")
-        for i in range(20)
-    ]
-    with RewardPool(RewardConfig(scorers={"math": 1.0}, workers=2, timeout_s=3.0)) as pool:
-        assert pool.score(samples) == [0.0 if i in (3, 11) else 1.0 for i in range(20)]
-        assert pool.counts.timed_out == 2
-
-
 PARENT = """
 import os, psutil, sys, threading, time
 from test_rewards import HANGS, text_sample
@@ -200,15 +189,6 @@ LABELS = st.text(max_size=20).filter(
 )
 
 
-@given(st.text(max_size=400), LABELS)
-def test_inline_scorers_take_any_text(text, label):
-    assert exact(text, label, {}) in (0, 1)
-    assert format_think(text, label, {}) in (0, 1)
-    assert dapo(text, label, {}) in (-1, 1)
-    find_answer(text)
-    plain_answer(text)
-
-
 @given(st.text(alphabet="ab\\{} 1", max_size=40))
 def test_a_box_is_found_again_whatever_stands_around_it(noise):
     inside = noise.replace("{", "").replace("}", "").replace("\\", "")
@@ -241,16 +221,17 @@ BOMBS = [
 
 @pytest.mark.parametrize("scorer", ["math", "deepscaler"])
 @pytest.mark.lane("runs")
-def test_hostile_answers_are_wrong_and_the_pool_works_on(scorer):
+def test_hostile_answers_are_wrong_and_those_between_them_right(scorer):
     "Each within its time limit: one that is above it is counted, and none hangs"
     config = RewardConfig(scorers={scorer: 1.0}, workers=2, timeout_s=1.0)
     prefix = "</think>" if scorer == "deepscaler" else ""
     with RewardPool(config) as pool:
+        right = text_sample(prefix + r"\boxed{4}")
         bombs = [text_sample(prefix + text, r"\sqrt{17}") for text in BOMBS]
-        assert pool.score(bombs) == [0.0] * len(BOMBS)
-        assert pool.score([text_sample(prefix + r"\boxed{4}")]) == [1.0]
+        answers = [answer for bomb in bombs for answer in (bomb, right)]
+        assert pool.score(answers) == [0.0, 1.0] * len(BOMBS)
         c = pool.counts
-        assert c.graded + c.timed_out + c.limited + c.crashed == len(BOMBS) + 1
+        assert c.graded + c.timed_out + c.limited + c.crashed == len(answers)
 
 
 ATOMS = [
@@ -288,9 +269,12 @@ def test_fuzzed_answers_get_a_score_and_never_end_the_pool(pool, texts):
     assert pool.counts.crashed == before
 
 
-@given(soup)
-@settings(max_examples=200)
-def test_fuzzed_answers_through_every_text_rule(text):
+@given(st.one_of(soup, st.text(max_size=400)), LABELS)
+@settings(max_examples=260)
+def test_fuzzed_answers_through_every_text_rule(text, label):
+    assert exact(text, label, {}) in (0, 1)
+    assert format_think(text, label, {}) in (0, 1)
+    assert dapo(text, label, {}) in (-1, 1)
     for found in (find_answer(text), last_boxed(text)):
         assert found is None or isinstance(found, str)
     assert find_choice(text) in (None, *"ABCDEFGHIJ")
