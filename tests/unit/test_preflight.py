@@ -92,6 +92,7 @@ def test_scale_without_its_device(tmp_path, words):
 def test_910b_without_an_npu(tmp_path):
     folder = tiny_folder(TinyConfig())
     plain = {"data.apply_chat_template": False, "parallel.tensor": 1}
+    plain |= {"sampling.max_response_tokens": 64, "rollout.eval_max_response_tokens": 64}
     config = qwen3_4b_colocate(
         "910b", model=str(folder), prompt_data="arithmetic", overrides=plain
     )
