@@ -32,7 +32,7 @@ INHERITED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "TMPDIR"),
     *("VIRTUAL_ENV", "CONDA_*", "XDG_*", "PYTHON*", "LD_LIBRARY_PATH"),
     *("SSL_CERT_*", "REQUESTS_CA_BUNDLE", "*_PROXY", "*_proxy"),
-    *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+    *("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
     *("TOKENIZERS_PARALLELISM", "HF_*", "MODELSCOPE_*", "TRANSFORMERS_*"),
     *("TORCH_*", "TRITON_*", "VLLM_*"),
     *("ASCEND_*", "HCCL_*", "ATB_*", "LCCL_*", "CUDA_*", "NCCL_*", "GLOO_*", "RAY_*"),
@@ -52,7 +52,7 @@ PRELOAD_VARIABLES = ("LD_PRELOAD", "LD_AUDIT")
 # Addresses of one machine.
 MACHINE_VARIABLES = ("HCCL_IF_IP", "VLLM_HOST_IP")
 # Read only at the start of a process.
-STARTUP_VARIABLES = ("LD_*", "PYTHONHASHSEED", "MALLOC_*", "ASAN_*", "OMP_WAIT_POLICY")
+STARTUP_VARIABLES = ("LD_*", "PYTHONHASHSEED", "MALLOC_*", "ASAN_*", "GOMP_SPINCOUNT")
 
 # %% ../../nbs/cluster/00_environment.ipynb #d568fdbd
 # patterns of the allow-list that a kind does not get

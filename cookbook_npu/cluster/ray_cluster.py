@@ -220,7 +220,7 @@ def cluster_env(devices: int, simulated: bool) -> dict[str, str]:
         SIMULATED_DEVICES_ENV: str(max([devices - 1, *ids]) + 1),
         "COOKBOOK_NPU_SIM_SESSION": f"cbn{os.getpid()}x{secrets.token_hex(3)}",
         "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",  # a spinning thread takes the core that the other one needs
+        "GOMP_SPINCOUNT": "1000",  # spin briefly: on a busy machine the other thread needs the core
     }
     env = {SIMULATE_ENV: "1", AUTOLOAD_ENV: "0", **compiled}
     return env | {name: os.environ.get(name, value) for name, value in defaults.items()}

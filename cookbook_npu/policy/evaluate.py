@@ -413,8 +413,8 @@ def ask(
             "pathlib.Path(sys.argv[2]).write_text(json.dumps(_answer_here(json.loads(sys.argv[1]))))"
         )
         command = [sys.executable, "-c", code, json.dumps(given), str(answers)]
-        # a thread that spins takes the core that another one needs
-        env = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+        # spin briefly: on a busy machine the other thread needs the core
+        env = {"GOMP_SPINCOUNT": "1000", **os.environ}
         done = subprocess.run(command, capture_output=True, text=True, env=env)
         if done.returncode:
             last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
