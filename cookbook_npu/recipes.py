@@ -925,7 +925,7 @@ smollm2_grpo = Recipe(
             hardware="2 CPU cores, 1 simulated NPU",
             metrics={"eval_accuracy": {0: 0.17, 5: 0.56, 10: 0.67}},
             within=0.05,
-            minutes="3.2 with start-up, steps alone 2.1",
+            minutes="2.4 with start-up, steps alone 1.4",
             conditions="on two idle cores of 90 to 100 GFLOP/s each in a matrix product",
         )
     },
