@@ -185,10 +185,10 @@ def check_shims(config: RunConfig) -> None:
         if found.origin and found.origin.endswith(".py"):
             try:
                 compile(Path(found.origin).read_bytes(), found.origin, "exec")
-            except SyntaxError as e:
-                line = f", line {e.lineno}" if e.lineno else ""
+            except (SyntaxError, ValueError) as e:  # null bytes: before Python 3.11.4
+                line = f", line {e.lineno}" if getattr(e, "lineno", None) else ""
                 raise ConfigError(
-                    f"shims: {found.origin}{line}: {e.msg}",
+                    f"shims: {found.origin}{line}: {getattr(e, 'msg', e)}",
                     "Correct it, and save it as UTF-8.",
                 ) from None
 

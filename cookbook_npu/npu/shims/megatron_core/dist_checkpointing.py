@@ -14,6 +14,7 @@ import queue
 import tempfile
 import threading
 from collections.abc import Callable
+from enum import Enum
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,11 +144,20 @@ megatron.core.dist_checkpointing.strategies.torch.MCoreSavePlan
 megatron.core.dist_checkpointing.strategies.resharding.TensorReformulationMetadata""".split()
 
 # %% ../../../../nbs/npu/shims/megatron_core/02_dist_checkpointing.ipynb #71645c29
+def _enum_member(kind: Any, name: str) -> Any:
+    "What Python before 3.11.4 calls getattr for: a member of an enum, and nothing else"
+    if not (isinstance(kind, type) and issubclass(kind, Enum)):
+        raise pickle.UnpicklingError(f"the metadata of a checkpoint asks for {kind}.{name}")
+    return kind[name]
+
+
 class MetadataUnpickler(pickle.Unpickler):
     "Unpickles the metadata of a distributed checkpoint and refuses every other class"
 
     def find_class(self, module: str, name: str) -> Any:
         "Return a class of METADATA_CLASSES or a dtype of torch"
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or f"{module}.{name}" in METADATA_CLASSES:
             return super().find_class(module, name)
