@@ -186,7 +186,8 @@ def check_shims(config: RunConfig) -> None:
             try:
                 compile(Path(found.origin).read_bytes(), found.origin, "exec")
             except (SyntaxError, ValueError) as e:  # null bytes: before Python 3.11.4
-                line = f", line {e.lineno}" if getattr(e, "lineno", None) else ""
+                number = getattr(e, "lineno", None)
+                line = f", line {number}" if number else ""
                 raise ConfigError(
                     f"shims: {found.origin}{line}: {getattr(e, 'msg', e)}",
                     "Correct it, and save it as UTF-8.",

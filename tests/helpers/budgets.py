@@ -28,14 +28,14 @@ BUDGETS: dict[str, int] = {
     "lines of targets": 240,
     "lines of train": 7700,
     "lines of weights": 1015,
-    "lines of the package": 58050,
+    "lines of the package": 58060,
     "notebooks": 172,
     "configuration keys": 159,
     "configuration errors": 65,
     "commands": 17,
     "options of commands": 65,
     "lines of tests": 34000,
-    "lines of notebook examples": 24430,
+    "lines of notebook examples": 24450,
     "TEST_LOOPS": 1400,
 }
 
