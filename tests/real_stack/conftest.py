@@ -27,7 +27,8 @@ EXECUTED = {
     "engine: Qwen3-VL with pictures": ("test_engine_with_pictures",),
     "engine: sleep levels 1 and 2, three ways to update weights": ("test_sleep",),
     "engine: captured graphs after every update and sleep, seeded faults": (
-        "test_graphs_",
+        "test_graphs_are",
+        "test_graphs_with",
         "test_runtime_names",
         "test_cann_without",
     ),
@@ -69,6 +70,10 @@ NOT_EXECUTED = {
 
 
 outcomes: dict[str, str] = {}  # test -> "passed", or why not
+MATRIX = "graphs: "
+matrix: dict[
+    str, str
+] = {}  # case of test_graphs.py, with MATRIX before it -> what it found
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,6 +83,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     "Note what became of each test; under pytest-xdist in the process that starts the others"
     outcomes.setdefault(report.nodeid, "passed")
+    if report.when == "call" and report.passed:
+        matrix.update((k, v) for k, v in report.user_properties if k.startswith(MATRIX))
     if report.outcome != "passed":
         skipped = isinstance(report.longrepr, tuple)  # file, line, reason
         reason = report.longrepr[2] if skipped else getattr(report, "wasxfail", "failed")
@@ -112,8 +119,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     target = Path(file)
     known = json.loads(target.read_text()) if target.exists() else {"stacks": {}}
     date = datetime.date.today().isoformat()
+    record = known["stacks"].setdefault(environment.DEFAULT, {"date": date, "rows": []})
+    cells = {r["what"]: r for r in record["rows"] if r["what"].startswith(MATRIX)}
+    for what, found in matrix.items():
+        cells[what] = dict(what=what, state="executed", detail=f"{found} ({date})")
     rows = _rows(EXECUTED, NOT_EXECUTED, detail)
-    known["stacks"][environment.DEFAULT] = {"date": date, "rows": rows}
+    if any(row["detail"] == "not run" for row in rows):  # a part of the lane
+        date = record["date"]
+        rows = [row for row in record["rows"] if row["what"] not in cells]
+    record |= {"date": date, "rows": rows + [cells[what] for what in sorted(cells)]}
+    date = datetime.date.today().isoformat()
     for stack, parts in OTHER_STACKS.items():
         if stack not in os.environ.get("COOKBOOK_STACKS", "").split():
             continue  # keep what an earlier run recorded

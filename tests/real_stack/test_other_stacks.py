@@ -7,19 +7,20 @@ from real_stack import environment
 from test_engine import MIB, TWO_ENGINES, suite
 
 
-@pytest.fixture(scope="module")
-def older_models(older, tmp_path_factory):
-    "Two tiny models, written by this stack's transformers"
-    folder = tmp_path_factory.mktemp("older")
-    older.job("tiny", folder=folder)
-    return folder
+def written_by(fixture):
+    "Two tiny models, written by a stack's transformers"
+
+    @pytest.fixture(scope="module")
+    def models(request, tmp_path_factory):
+        stack = request.getfixturevalue(fixture)
+        folder = tmp_path_factory.mktemp(fixture)
+        stack.job("tiny", folder=folder)
+        return folder
+
+    return models
 
 
-@pytest.fixture(scope="module")
-def newest_models(newest, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("newest")
-    newest.job("tiny", folder=folder)
-    return folder
+older_models, newest_models = written_by("older"), written_by("newest")
 
 
 def assert_kept(stack, folder, checks):

@@ -22,31 +22,10 @@ from cookbook_npu.plan.plan import make_plan
 from cookbook_npu.recipes import RECIPES
 from cookbook_npu.runs.report import write_report
 
-PHASES = (
-    "rollout",
-    "ref_logprobs",
-    "logprobs",
-    "actor_train",
-    "sleep",
-    "wake_up",
-    "update_weights",
-    "step",
-)
-SEED_METRICS = (
-    "raw_reward",
-    "response_length_mean",
-    "response_length_max",
-    "truncated_ratio",
-    "zero_std_groups",
-    "pg_loss",
-    "kl_loss",
-    "entropy_loss",
-    "pg_clipfrac",
-    "grad_norm",
-    "lr",
-    "train_rollout_logprob_abs_diff",
-    "tokens_per_s_per_device",
-)
+PHASES = """rollout ref_logprobs logprobs actor_train sleep wake_up update_weights step""".split()
+SEED_METRICS = """raw_reward response_length_mean response_length_max truncated_ratio zero_std_groups
+pg_loss kl_loss entropy_loss pg_clipfrac grad_norm lr train_rollout_logprob_abs_diff
+tokens_per_s_per_device""".split()
 # rewards of a random model are all 0: short responses are worth more, so that there is something to learn
 TINY = {
     "rollout.eval_every": 1,
@@ -75,17 +54,7 @@ def tiny_run(
 ) -> Path:
     "A run with tiny settings; its folder"
     values = {**TINY, "output.root": str(root), **overrides}
-    settings = [
-        "-p",
-        "num_steps",
-        "2",
-        "-p",
-        "prompts_per_step",
-        "4",
-        "-p",
-        "samples_per_prompt",
-        "4",
-    ]
+    settings = "-p num_steps 2 -p prompts_per_step 4 -p samples_per_prompt 4".split()
     done = command(
         "run",
         recipe,

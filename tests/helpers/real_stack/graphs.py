@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from conformance import folder_weights, teacher_forced
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.multiprocessing.reductions import reduce_tensor
+from torch.multiprocessing import reductions
 
 from cookbook_npu.npu.shims.vllm_weights import NATIVE_NAMES, start_arguments
 from cookbook_npu.rollout import vllm_layers
@@ -160,7 +160,9 @@ class Lane:
         weights, handles = folder_weights(self.paths[which]), {}
         if self.engine.weights.method in NATIVE_NAMES:
             self.shared = {name: t.to("npu") for name, t in weights.items()}
-            handles = {name: reduce_tensor(t)[1] for name, t in self.shared.items()}
+            handles = {
+                name: reductions.reduce_tensor(t)[1] for name, t in self.shared.items()
+            }
         version = self.engine.version + 1
         self.engine.update_weights(version, weights.items(), handles=handles)
 
