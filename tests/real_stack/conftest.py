@@ -27,8 +27,7 @@ EXECUTED = {
     "engine: Qwen3-VL with pictures": ("test_engine_with_pictures",),
     "engine: sleep levels 1 and 2, three ways to update weights": ("test_sleep",),
     "engine: captured graphs after every update and sleep, seeded faults": (
-        "test_graphs_are",
-        "test_graphs_with",
+        "test_graphs_",
         "test_runtime_names",
         "test_cann_without",
     ),

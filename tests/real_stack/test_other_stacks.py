@@ -64,14 +64,8 @@ def test_older_trainer_resumes(older, older_models, tmp_path):
 
 
 def test_newest_engine_keeps_six_promises(newest, newest_models):
-    checks = [
-        "greedy_equals_generate",
-        "logprobs_are_teacher_forced",
-        "truncation_renormalises",
-        "altered_update_serves_nothing",
-        "half_awake_sleeps",
-        "sleep_wake_update",
-    ]
+    checks = """greedy_equals_generate logprobs_are_teacher_forced truncation_renormalises
+    altered_update_serves_nothing half_awake_sleeps sleep_wake_update""".split()
     assert_kept(newest, newest_models, checks)
 
 

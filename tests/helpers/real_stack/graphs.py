@@ -131,6 +131,33 @@ def eager_gap(eager: list[Any], captured: list[Any]) -> float:
     return max(gaps)
 
 
+def opaque_norm() -> None:
+    "Make the gated norm of hybrid models an operator: Dynamo cannot trace an interpreted kernel"
+    from vllm_ascend.ops import layernorm
+
+    original = layernorm.layer_norm_fwd_npu
+
+    @torch.library.custom_op("lane::gated_norm", mutates_args=())
+    def norm(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        z: torch.Tensor,
+        size: int,
+        first: bool,
+    ) -> torch.Tensor:
+        options = dict(z=z, group_size=size, norm_before_gate=first, is_rms_norm=True)
+        return original(x, weight, None, eps, **options)[0]
+
+    norm.register_fake(lambda x, *rest: torch.empty_like(x))
+
+    def traced(x: Any, weight: Any, bias: None, eps: float, z: Any, **options: Any) -> Any:
+        size = options["group_size"] or x.shape[-1]
+        return norm(x, weight, eps, z, size, options["norm_before_gate"]), None, None
+
+    layernorm.layer_norm_fwd_npu = traced
+
+
 class Lane:
     "An engine, its two sets of weights, and what each cell of the matrix found"
 
@@ -141,12 +168,15 @@ class Lane:
         mode: str = "FULL_DECODE_ONLY",
         **settings: Any,
     ):
-        from cookbook_npu.rollout.vllm import VllmEngine
+        from cookbook_npu.rollout import vllm
 
+        if family == "qwen3_5":
+            imports = vllm.import_vllm
+            vllm.import_vllm = lambda build: (imports(build), opaque_norm())[0]
         self.paths = [Path(folder, f"{family}{seed}") for seed in (0, 1)]
         args = {**ENGINE_ARGS, "compilation_config": SIZES}
         common = {"dtype": "float32", "max_tokens": 64, "kv_cache_bytes": 8 << 20}
-        self.engine = VllmEngine(
+        self.engine = vllm.VllmEngine(
             self.paths[0], graphs=mode, engine_args=args, **(common | settings)
         )
         self.engine.llm.collective_rpc(self._hold)
@@ -263,10 +293,8 @@ def adapters(folder: str, slots: int = 1) -> dict[str, Any]:
         for state in ("awake", "sleep 1"):
             if state == "sleep 1":
                 _nap(lane.engine)
-            before, asked = (
-                replays(),
-                {n: (e, *lane.question()) for n, e in enumerate(engines)},
-            )
+            before, question = replays(), lane.question(PAD // slots)
+            asked = {n: (e, *question) for n, e in enumerate(engines)}
             found = generate_together(asked)
             pairs = list(zip(lane.paths[-slots:], map(found.get, asked), strict=True))
             lane.cells[f"adapter, {state}, {turn}"] = {
