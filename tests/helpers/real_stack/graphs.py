@@ -175,7 +175,8 @@ class Lane:
             vllm.import_vllm = lambda build: (imports(build), opaque_norm())[0]
         self.paths = [Path(folder, f"{family}{seed}") for seed in (0, 1)]
         args = {**ENGINE_ARGS, "compilation_config": SIZES}
-        common = {"dtype": "float32", "max_tokens": 64, "kv_cache_bytes": 8 << 20}
+        common = {"dtype": "float32", "max_tokens": 64, "max_sequences": 16}
+        common |= {"kv_cache_bytes": 8 << 20}
         self.engine = vllm.VllmEngine(
             self.paths[0], graphs=mode, engine_args=args, **(common | settings)
         )
