@@ -167,7 +167,7 @@ def _real_model(settings: Settings) -> Settings:
         "data.eval_prompts": 64,
         "rollout.prompts_per_step": 8,
         "rollout.samples_per_prompt": 8,
-        "rollout.batch_size": 16,
+        "rollout.batch_size": 32,
         "train.micro_batch_tokens": 2048,
         **({"critic.learning_rate": 1e-5} if "critic.learning_rate" in settings else {}),
         **(_WORDLE if settings.get("data.prompt_data") == "wordle" else {}),

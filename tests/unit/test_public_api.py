@@ -3,6 +3,7 @@
 import inspect
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 import cookbook_npu
 
@@ -119,3 +120,11 @@ def test_engines_have_the_same_verbs():
     for verb in VERBS["TransformersEngine"]:
         first, second = (signature(getattr(engine, verb)) for engine in engines)
         assert first == second, verb
+
+
+def test_a_wrong_setting_is_shown_without_the_frames_of_the_package(capsys):
+    cell = "from cookbook_npu import qwen3_4b_colocate as recipe\nrecipe(overrides={'optim.lr': 1})"
+    InteractiveShell().run_cell(cell)
+    shown = capsys.readouterr().out
+    assert "line 2" in shown and "Did you mean 'optim.learning_rate'" in shown, shown
+    assert shown.count("File ") == 1, shown
