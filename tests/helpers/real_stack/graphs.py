@@ -8,6 +8,7 @@ import importlib
 import json
 import shutil
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -326,7 +327,7 @@ def packed(folder: str) -> dict[str, Any]:
         iterator=iter(device.items()),
         npu_uuid=npu_generate_uuid(),
         post_iter_func=lambda item: item[1],
-        buffer_size_bytes=1 << 16,
+        buffer_size_bytes=1 << 17,
     ):
         info = {name: chunk[name] for name in names}
         lane.worker.update_weights(
@@ -395,9 +396,7 @@ def engine_faults(lane: Lane) -> dict[str, str]:
     weight, rotary = layer.mlp.down_proj.weight, layer.self_attn.rotary_emb
     caches, found = runner.kv_caches, {}
 
-    def nap() -> None:
-        _nap(engine)
-
+    nap = partial(_nap, engine)
     moved = weight.data.clone()
     found["parameter moved"] = _moved(weight, "data", moved, lambda: lane.update(1))
     kept, weight.data = weight.data, moved
