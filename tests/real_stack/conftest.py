@@ -75,21 +75,17 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         outcomes[report.nodeid] = str(reason)
 
 
-def _rows(
-    executed: dict[str, str], missing: dict[str, str], detail: str
-) -> list[dict[str, str]]:
+Texts = dict[str, str]
+
+
+def _rows(executed: Texts, missing: Texts, detail: str) -> list[Texts]:
     rows = []
     for what, tests in executed.items():
         own = [v for k, v in outcomes.items() if any(f"::{t}" in k for t in tests.split())]
         failed = sorted({v for v in own if v != "passed"})
         state = "executed" if "passed" in own and not failed else "not"
-        rows.append(
-            dict(
-                what=what,
-                state=state,
-                detail="; ".join(failed) or (detail if own else "not run"),
-            )
-        )
+        text = "; ".join(failed) or (detail if own else "not run")
+        rows.append(dict(what=what, state=state, detail=text))
     return rows + [dict(what=k, state="not", detail=v) for k, v in missing.items()]
 
 
@@ -158,14 +154,8 @@ class Stack:
         self, name: str, timeout: float = 600, env: Any = None, **arguments: Any
     ) -> Any:
         "The result of a function of `real_stack.jobs`"
-        python = environment.python(self.name)
-        command = (
-            python,
-            "-m",
-            "real_stack.jobs",
-            name,
-            json.dumps(arguments, default=str),
-        )
+        given = json.dumps(arguments, default=str)
+        command = (environment.python(self.name), "-m", "real_stack.jobs", name, given)
         done = self.run(*command, timeout=timeout, **(env or {}))
         found = re.findall(r"^RESULT (.*)$", done.stdout, re.M)
         assert done.returncode == 0 and found, (done.stdout + done.stderr)[-6000:]
