@@ -452,7 +452,7 @@ def graph_mode(config: RunConfig) -> tuple[str, str]:
     if release_before(GRAPHS_WITH_SLEEP):
         return "off", "before vllm-ascend 0.23 graphs replayed weights that sleep had freed"
     if untested:
-        return "off", f"no test captures graphs of {', '.join(untested)}"
+        return "off", f"no tested recipe captures graphs of {', '.join(untested)}"
     if config.tenants:  # tests capture them
         return "off", "tenants do not compare graphs with eager decoding after an update"
     return "FULL_DECODE_ONLY", "tests replay them after weight updates and sleep"
