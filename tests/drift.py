@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HAND_WRITTEN = (
     "model/tiny_models",
     "npu/simulator/csrc",
+    "npu/stack/checks.toml",
     "npu/stack/compatibility.toml",
     "npu/stack/stacks",
     "plan/models.json",

@@ -47,7 +47,7 @@ SIGNATURES = {
     "kv_cache_bytes=None, max_sequences=256, graphs='off', tensor_parallel=1, "
     "stop_token_ids=(), weight_update_method='auto', request_seeds=True, "
     "simulated_latency=0.0, max_pixels=None, engine_args=None, load_weights=True, "
-    "routing_replay=False, lora=None",
+    "routing_replay=False, lora=None, capture_sizes=()",
     "Trainer": "rank, world_size, config, hf_path",
 }
 VERBS = {
