@@ -5,18 +5,18 @@
 # %% auto #0
 __all__ = ['Effect', 'LocalPath', 'Family', 'RecordFormat', 'TASK_NAMES', 'Source', 'JUDGE_TEMPLATE', 'WeightUpdateMethod',
            'Graphs', 'AdvantageEstimator', 'PolicyLoss', 'LossAggMode', 'KlEstimator', 'RolloutIS', 'RolloutISLevel',
-           'Teacher', 'LoraTarget', 'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'SPLIT_KEYS', 'EXPERTS_ON_CPU',
+           'Teacher', 'LoraTarget', 'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'EXPERTS_ON_CPU',
            'ENGINE_ARGS_OF_THE_LOOP', 'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED',
-           'nonfinite_number', 'absolute_path', 'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig',
-           'source_path', 'DataConfig', 'JudgeConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig',
-           'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'is_tiny', 'DistillConfig',
-           'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig', 'PlacementConfig', 'FaultConfig',
-           'default_runs_folder', 'find_run', 'whole_run', 'OutputConfig', 'own_part', 'place_own_files',
-           'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey', 'with_choices', 'config_keys',
-           'key_table', 'config_sections', 'flat_overrides', 'check_parallel', 'check_argument_names', 'check_schedule',
-           'check_experts', 'check_context', 'check_pipeline', 'check_expert_adapters', 'tenant_config',
-           'check_tenants', 'check_run_name', 'build_config', 'same_setting', 'nearest_key', 'override', 'save_config',
-           'stored_config', 'load_config']
+           'nonfinite_number', 'absolute_path', 'holds', 'Config', 'setting', 'TinyConfig', 'ModelConfig',
+           'ParallelConfig', 'source_path', 'DataConfig', 'JudgeConfig', 'RewardConfig', 'SamplingConfig',
+           'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'is_tiny',
+           'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig', 'PlacementConfig',
+           'FaultConfig', 'default_runs_folder', 'find_run', 'whole_run', 'OutputConfig', 'own_part', 'place_own_files',
+           'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey', 'with_choices', 'in_words',
+           'config_keys', 'key_table', 'config_sections', 'flat_overrides', 'check_parallel', 'check_argument_names',
+           'check_schedule', 'check_experts', 'check_context', 'check_pipeline', 'check_expert_adapters',
+           'tenant_config', 'check_tenants', 'check_run_name', 'build_config', 'same_setting', 'nearest_key',
+           'override', 'save_config', 'stored_config', 'load_config']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -30,7 +30,17 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeGuard,
+    TypeVar,
+    get_args,
+)
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -40,6 +50,8 @@ from pydantic import (
     Field,
     NonNegativeInt,
     ValidationError,
+    ValidationInfo,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -83,13 +95,37 @@ def absolute_path(path: str) -> str:
     return os.path.abspath(path) if path and os.path.exists(path) else path
 
 
+def holds(condition: str, value_of: Callable[[str], Any]) -> bool:
+    """Return whether a condition of `setting` holds: all its parts, which `;` separates
+
+    A part is a word, another key, and its values: `engine vllm`; `loss -sapo` is any value but that one;
+    `rank` alone is a value that is not empty or 0, `-rank` the contrary. `a|b` is either of two words."""
+    for part in filter(str.strip, condition.split(";")):
+        word, *values = part.split()
+        negated = (values or [word])[0].startswith("-")
+        found = [value_of(one) for one in word.lstrip("-").split("|")]
+        mappings = [value for value in found if isinstance(value, Mapping)]
+        mappings += [inner for one in mappings for inner in one.values()]
+        names = {str(value) for value in found}.union(
+            *(one for one in mappings if isinstance(one, Mapping))
+        )
+        wanted = {value.lstrip("-") for value in values}
+        if bool(names & wanted if values else any(found)) == negated:
+            return False
+    return True
+
+
 # stored absolute when it exists
 LocalPath = Annotated[str, AfterValidator(absolute_path)]
 
 # %% ../nbs/01_config.ipynb #4674450c
 class Config(BaseModel):
-    "Base of every configuration section: frozen, unknown keys refused, defaults checked"
+    """Base of every configuration section: frozen, unknown keys refused, defaults checked
 
+    Values of some keys, the words, decide which other keys exist: `member` is the section with these."""
+
+    only: ClassVar[str] = ""  # where all its keys exist, a condition as in `setting`
+    gone: ClassVar[frozenset[str]] = frozenset()  # keys that do not exist here: constants
     shared: ClassVar[bool] = False  # all tenants of a run have one value of each key
     effect: ClassVar[Effect] = "metrics"  # of the keys that name none
 
@@ -101,6 +137,15 @@ class Config(BaseModel):
         allow_inf_nan=False,
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _choose(cls, value: Any, info: ValidationInfo) -> Any:
+        section = cls.model_fields[info.field_name or ""].annotation
+        given = value.model_dump(exclude_unset=True) if isinstance(value, Config) else value
+        if not isinstance(given, Mapping) or not _is_section(section):
+            return value
+        return section.member(given, info.data).model_validate(given)
+
     @field_validator("*", mode="after")
     @classmethod
     def _finite(cls, value: Any) -> Any:
@@ -110,6 +155,46 @@ class Config(BaseModel):
                 f"its entry {found[0][1:]} is {found[1]}, give a finite number"
             )
         return value
+
+    @classmethod
+    def constant(cls, name: str) -> Any:
+        "Return the value of a key where it does not exist: its default, if nothing else is declared"
+        field = cls.model_fields[name]
+        facts: Any = field.json_schema_extra or {}
+        return facts.get("off", field.default)
+
+    @classmethod
+    def conditions(cls) -> dict[str, str]:
+        "Return where each key of this section exists"
+        fields = cls.model_fields.items()
+        facts: dict[str, Any] = {
+            name: field.json_schema_extra or {} for name, field in fields
+        }
+        return {name: f"{cls.only};{fact.get('only', '')}" for name, fact in facts.items()}
+
+    @classmethod
+    def member(cls, given: Mapping[str, Any], outside: Mapping[str, Any]) -> type[Self]:
+        "Return this section with the keys that exist beside values of it and of other sections"
+        gone: set[str] = set()
+
+        def value_of(word: str) -> Any:
+            if word in cls.model_fields:
+                if word in gone:
+                    return cls.constant(word)
+                return given.get(word, cls.model_fields[word].default)
+            section, _, name = word.rpartition(".")
+            return getattr(outside.get(section), name, None)
+
+        for name, condition in cls.conditions().items():
+            if not holds(condition, value_of):
+                gone.add(name)
+        return _without(cls, frozenset(gone)) if gone else cls
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        "Pickle a member by its section: it is no class of a module"
+        kind = type(self)
+        base = kind.__base__ if kind.gone else kind
+        return _restored, (base, kind.gone, self.__getstate__())
 
     def flat(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
         "Yield (dotted key, value) of each key of this section"
@@ -121,6 +206,28 @@ class Config(BaseModel):
                 yield f"{prefix}{name}", value
 
 
+_ConfigT = TypeVar("_ConfigT", bound=Config)
+
+
+def _is_section(kind: Any) -> TypeGuard[type[Config]]:
+    return isinstance(kind, type) and issubclass(kind, Config)
+
+
+@cache
+def _without(section: type[_ConfigT], gone: frozenset[str]) -> type[_ConfigT]:
+    constants: dict[str, Any] = {n: (ClassVar[Any], section.constant(n)) for n in gone}
+    doc = section.__doc__
+    constants["gone"] = (ClassVar[frozenset[str]], gone)
+    return create_model(section.__name__, __base__=section, __doc__=doc, **constants)
+
+
+def _restored(section: type[_ConfigT], gone: frozenset[str], state: Any) -> _ConfigT:
+    kind = _without(section, gone) if gone else section
+    config = kind.__new__(kind)
+    config.__setstate__(state)
+    return config
+
+
 def setting(
     default: Any,
     description: str,
@@ -128,12 +235,15 @@ def setting(
     basic: bool = False,  # a first run changes it
     shared: bool = False,  # all tenants of a run have one value
     effect: Effect | None = None,  # None: that of the section
+    only: str = "",  # where the key exists, see `holds`: words of this section or `section.word`
+    off: Any = None,  # its value elsewhere; None: the default
     **bounds: Any,
 ) -> Any:
     "Declare a configuration key; `bounds` are those of pydantic, such as `gt` and `le`"
     extra: dict[str, Any] = {"tier": "basic" if basic else "advanced", "shared": shared}
-    if effect:
-        extra["effect"] = effect
+    extra |= {"effect": effect} if effect else {}
+    extra |= {"only": only} if only else {}
+    extra |= {} if off is None else {"off": off}
     return Field(
         default=default, description=description, json_schema_extra=extra, **bounds
     )
@@ -157,7 +267,10 @@ class TinyConfig(Config):
         288, "inner width of the SwiGLU block; in a mixture: of each expert", gt=0
     )
     num_experts: int = setting(
-        8, "experts of a layer, two for each token; qwen3_moe and qwen3_5_moe", gt=1
+        8,
+        "experts of a layer, two for each token",
+        gt=1,
+        only="family qwen3_moe qwen3_5_moe",
     )
     init_std: float = setting(0.02, "standard deviation of the random first weights", gt=0)
 
@@ -191,9 +304,7 @@ class ModelConfig(Config):
         "Hugging Face folder, or the id of a hub (None: build the tiny model below)",
         basic=True,
     )
-    tiny: TinyConfig = setting(
-        TinyConfig(), "shape of the tiny model, used when path is None"
-    )
+    tiny: TinyConfig = setting(TinyConfig(), "shape of the tiny model", only="-path")
     dtype: Literal["float32", "bfloat16"] = setting(
         "bfloat16", "parameter and compute type"
     )
@@ -231,7 +342,8 @@ class ParallelConfig(Config):
     context_algorithm: Literal["ring", "ulysses"] = setting(
         "ring",
         "attention under context parallelism: ring passes keys and values on, ulysses exchanges "
-        "heads (tensor x context must divide the key/value heads); no effect with context = 1",
+        "heads (tensor x context must divide the key/value heads)",
+        only="context -1",
     )
 
     @property
@@ -308,7 +420,9 @@ class DataConfig(Config):
         False, "format the prompt with the tokenizer's chat template", basic=True
     )
     chat_template_kwargs: dict[str, Any] = setting(
-        {}, "arguments of the chat template, e.g. {'enable_thinking': false}"
+        {},
+        "arguments of the chat template, e.g. {'enable_thinking': false}",
+        only="apply_chat_template",
     )
     max_prompt_tokens: int = setting(
         1024,
@@ -441,6 +555,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class RewardConfig(Config):
     "The reward: a weighted sum of scorers"
 
+    only: ClassVar[str] = "-sft.loss_mask"
+
     scorers: dict[str, float] = setting({"exact": 1.0}, "scorer name -> weight", basic=True)
     by_source: dict[str, dict[str, float]] = setting(
         {}, "source of a mixture -> scorers that replace `scorers` for its prompts"
@@ -455,7 +571,7 @@ class RewardConfig(Config):
         "scorer name -> score at which a response counts as correct, for accuracy and "
         "pass@k (replaces the scorer's threshold)",
     )
-    judge: JudgeConfig = JudgeConfig()
+    judge: JudgeConfig = setting(JudgeConfig(), "", only="scorers|by_source judge")
 
     @property
     def scorer_names(self) -> set[str]:
@@ -466,11 +582,6 @@ class RewardConfig(Config):
     def _check_judge(self) -> Self:
         if "judge" in self.scorer_names:
             self.judge.check()
-        elif self.judge != JudgeConfig():
-            raise ConfigError(
-                "reward.judge is set, and no scorer is 'judge'",
-                "Add it, with its weight: {'reward.scorers': {'judge': 1.0}}.",
-            )
         return self
 
 # %% ../nbs/01_config.ipynb #1bda5c56
@@ -479,7 +590,9 @@ class SamplingConfig(Config):
 
     Truncated sampling (top-p, top-k) would make the rollout's log-probs differ from the trainer's."""
 
-    temperature: float = setting(1.0, "softmax temperature", basic=True, gt=0)
+    temperature: float = setting(
+        1.0, "softmax temperature", basic=True, gt=0, only="-sft.loss_mask"
+    )
     max_response_tokens: int = setting(
         8192, "maximum response length, tokens", basic=True, gt=0
     )
@@ -502,43 +615,66 @@ class RolloutConfig(Config):
     "The rollout engines"
 
     engine: Literal["transformers", "vllm"] = setting(
-        "vllm", "rollout engine", basic=True, shared=True
+        "vllm",
+        "rollout engine",
+        basic=True,
+        shared=True,
+        only="-sft.loss_mask",
+        off="transformers",
     )
     devices_per_engine: int = setting(
-        1, "devices of one engine (its TP size)", basic=True, gt=0
+        1, "devices of one engine (its TP size)", basic=True, gt=0, only="engine vllm"
     )
     prompts_per_step: int = setting(32, "P, prompts per step", basic=True, gt=0)
     samples_per_prompt: int = setting(
-        8, "G, samples per prompt (group size)", basic=True, gt=1
+        8, "G, samples per prompt (group size)", basic=True, gt=1, only="-sft.loss_mask"
     )
     memory_utilization: float = setting(
-        0.35, "maximum share of device memory for an engine", basic=True, gt=0, le=1
+        0.35,
+        "maximum share of device memory for an engine",
+        basic=True,
+        gt=0,
+        le=1,
+        only="engine vllm",
     )
     graphs: Graphs = setting(
         "auto",
-        "vllm: mode of captured graphs; off: eager; auto: FULL_DECODE_ONLY on an NPU where a test "
+        "mode of captured graphs; off: eager; auto: FULL_DECODE_ONLY on an NPU where a test "
         "executes it for the model's family, else off",
+        only="engine vllm",
     )
     engine_args: dict[str, Any] = setting(
         {},
-        "vllm: additional arguments of vllm.LLM, e.g. {'max_num_seqs': 64}; arguments "
+        "additional arguments of vllm.LLM, e.g. {'max_num_seqs': 64}; arguments "
         "that the loop sets are rejected",
         shared=True,
+        only="engine vllm",
     )
     stop_token_ids: tuple[NonNegativeInt, ...] = setting(
         (),
         "further tokens that end a response, besides those of generation_config, tokenizer "
         "and chat template",
         shared=True,
+        only="-sft.loss_mask",
     )
     weight_update_method: WeightUpdateMethod = setting(
         "auto",
-        "vllm: how the engine loads new weights; native: vLLM opens device memory "
+        "how the engine loads new weights; native: vLLM opens device memory "
         "itself (npu_ipc, ipc)",
+        only="engine vllm",
     )
-    batch_size: int = setting(128, "transformers: maximum batch size", gt=0, shared=True)
+    batch_size: int = setting(
+        128,
+        "maximum batch size",
+        gt=0,
+        shared=True,
+        only="engine transformers; -sft.loss_mask",
+    )
     simulated_latency: float = setting(
-        0.0, "sleep in each decode step, s, to imitate a device", ge=0
+        0.0,
+        "sleep in each decode step, s, to imitate a device",
+        ge=0,
+        only="-sft.loss_mask",
     )
     eval_every: int = setting(
         20,
@@ -552,40 +688,61 @@ class RolloutConfig(Config):
         False, "skip the evaluation before the first step", effect="later"
     )
     depth: int = setting(
-        1, "split: steps that the rollout may run ahead of the trainer", ge=0
+        1,
+        "steps that the rollout may run ahead of the trainer",
+        ge=0,
+        only="placement.mode split",
     )
     max_staleness: int = setting(
         2,
-        "split: maximum number of weight updates between sampling a token and training "
-        "on it",
+        "maximum number of weight updates between sampling a token and training on it",
         ge=0,
+        only="placement.mode split",
     )
     routing_replay: bool = setting(
         False,
         "mixture of experts: compute log-probs and training with the experts that the engine "
         "selected (routing replay, R3)",
+        only="-sft.loss_mask",
     )
     environment: str | None = setting(
         None,
         "multi-turn environment: calculator, geo3k, zoom, wordle, or "
         "package.module:Class (None: single turn)",
+        only="-sft.loss_mask",
     )
     environment_arguments: dict[str, Any] = setting(
-        {}, "keyword arguments of the environment"
+        {}, "keyword arguments of the environment", only="environment"
     )
     environment_timeout_s: float = setting(
-        60.0, "time limit of one environment call, s", gt=0, effect="later"
+        60.0,
+        "time limit of one environment call, s",
+        gt=0,
+        effect="later",
+        only="environment",
     )
-    max_turns: int = setting(8, "maximum turns of an episode", gt=0)
-    eval_samples: int = setting(1, "samples per held-out prompt", gt=0)
+    max_turns: int = setting(8, "maximum turns of an episode", gt=0, only="environment")
+    eval_samples: int = setting(
+        1, "samples per held-out prompt", gt=0, only="-sft.loss_mask"
+    )
     eval_temperature: float | None = setting(
-        None, "temperature of evaluations; 0: greedy (None: as in training)", ge=0
+        None,
+        "temperature of evaluations; 0: greedy (None: as in training)",
+        ge=0,
+        only="-sft.loss_mask",
     )
     eval_max_response_tokens: int | None = setting(
-        None, "maximum response length of evaluations, tokens (None: as in training)", gt=0
+        None,
+        "maximum response length of evaluations, tokens (None: as in training)",
+        gt=0,
+        only="-sft.loss_mask",
     )
     eval_top_p: float = setting(
-        1.0, "nucleus sampling threshold of evaluations; 1: no truncation", gt=0, le=1
+        1.0,
+        "nucleus sampling threshold of evaluations; 1: no truncation",
+        gt=0,
+        le=1,
+        only="-sft.loss_mask",
     )
 
 # %% ../nbs/01_config.ipynb #114d6df4
@@ -616,6 +773,8 @@ def _or_own(key: str, kind: Any) -> AfterValidator:
 class AlgorithmConfig(Config):
     "The policy-gradient algorithm"
 
+    only: ClassVar[str] = "-sft.loss_mask"
+
     # advantages (rl.advantages)
     advantage_estimator: Annotated[
         str, _or_own("algorithm.advantage_estimator", AdvantageEstimator)
@@ -627,18 +786,28 @@ class AlgorithmConfig(Config):
         basic=True,
     )
     normalize_std: bool = setting(
-        True, "grpo: divide the centered group reward by its standard deviation"
+        True,
+        "divide the centered group reward by its standard deviation",
+        only="advantage_estimator grpo",
     )
     whiten: bool = setting(
         False,
         "normalize advantages to mean 0 and variance 1 over all tokens of the rollout",
+        only="advantage_estimator -gdpo -reinforce_plus_plus -reinforce_plus_plus_baseline",
     )
-    gamma: float = setting(1.0, "reinforce_plus_plus, gae: discount per token", gt=0, le=1)
+    gamma: float = setting(
+        1.0,
+        "discount per token",
+        gt=0,
+        le=1,
+        only="advantage_estimator reinforce_plus_plus reinforce_plus_plus_baseline gae",
+    )
     gae_lambda: float = setting(
-        1.0, "gae: lambda; 1: Monte Carlo returns, 0: one-step TD", ge=0, le=1
-    )
-    kl_in_reward: float = setting(
-        0.0, "coefficient of the KL penalty (k1) in the reward; excludes kl_loss_coef", ge=0
+        1.0,
+        "lambda; 1: Monte Carlo returns, 0: one-step TD",
+        ge=0,
+        le=1,
+        only="advantage_estimator gae",
     )
     overlong_buffer_share: float = setting(
         0.0,
@@ -646,6 +815,7 @@ class AlgorithmConfig(Config):
         "(DAPO: 0.2)",
         ge=0,
         le=1,
+        only="advantage_estimator -gdpo",
     )
     # policy loss (rl.losses)
     loss: Annotated[str, _or_own("algorithm.loss", PolicyLoss)] = setting(
@@ -660,18 +830,21 @@ class AlgorithmConfig(Config):
         "dppo: maximum divergence below a ratio of 1",
         gt=0,
         le=1,
+        only="loss -sapo",
     )
     clip_ratio_high: float = setting(
         0.28,
         "upper clip: ratio <= 1 + clip_ratio_high; gmpo: log-ratio <= clip_ratio_high; "
         "dppo: maximum divergence above a ratio of 1",
         gt=0,
+        only="loss -sapo",
     )
     clip_ratio_c: float | None = setting(
         None,
         "dual clip: bound of the loss for negative advantages, in advantages; dppo: "
         "maximum ratio (None: no bound)",
         gt=1,
+        only="loss -gmpo -cispo -sapo",
     )
     loss_agg_mode: LossAggMode = setting(
         "seq-mean-token-mean", "loss aggregation over a step"
@@ -679,16 +852,28 @@ class AlgorithmConfig(Config):
     mask_truncated: bool = setting(
         False, "exclude responses that hit the length limit from the loss"
     )
-    # KL and entropy (rl.losses)
-    kl_loss_coef: float = setting(
-        0.0, "coefficient of the KL term in the loss", basic=True, ge=0
-    )
-    kl_loss_type: KlEstimator = setting("low_var_kl", "KL estimator")
-    kl_unbiased: bool = setting(
-        False, "weight the KL term by the importance ratio to the old policy"
-    )
+    # KL and entropy (rl.losses); the penalty in the reward or in the loss
     use_reference: bool = setting(
-        True, "compute reference log-probs; logs the KL even with kl_loss_coef 0"
+        True, "compute reference log-probs; logs the KL even with kl_loss_coef 0", off=False
+    )
+    kl_loss_coef: float = setting(
+        0.0,
+        "coefficient of the KL term in the loss",
+        basic=True,
+        ge=0,
+        only="use_reference",
+    )
+    kl_in_reward: float = setting(
+        0.0,
+        "coefficient of the KL penalty (k1) in the reward",
+        ge=0,
+        only="use_reference; -kl_loss_coef; advantage_estimator -gdpo",
+    )
+    kl_loss_type: KlEstimator = setting("low_var_kl", "KL estimator", only="use_reference")
+    kl_unbiased: bool = setting(
+        False,
+        "weight the KL term by the importance ratio to the old policy",
+        only="use_reference",
     )
     entropy_coef: float = setting(0.0, "coefficient of the entropy bonus")
     # trainer/rollout mismatch (rl.importance_sampling) and dynamic sampling (rl.filters)
@@ -700,17 +885,29 @@ class AlgorithmConfig(Config):
     rollout_is: RolloutIS = setting(
         "none",
         "correction of the trainer/rollout mismatch by importance weights (TIS: truncate)",
+        only="old_logprob_source trainer",
     )
-    rollout_is_level: RolloutISLevel = setting("token", "unit of an importance ratio")
+    rollout_is_level: RolloutISLevel = setting(
+        "token", "unit of an importance ratio", only="rollout_is -none"
+    )
     rollout_is_threshold_lower: float = setting(
-        0.0, "lower bound of the importance ratio", ge=0
+        0.0, "lower bound of the importance ratio", ge=0, only="rollout_is -none"
     )
-    rollout_is_threshold: float = setting(2.0, "upper bound of the importance ratio", gt=0)
+    rollout_is_threshold: float = setting(
+        2.0, "upper bound of the importance ratio", gt=0, only="rollout_is -none"
+    )
     rollout_is_veto_threshold: float | None = setting(
-        None, "drop a response with a token ratio below this (None: never)", gt=0, lt=1
+        None,
+        "drop a response with a token ratio below this (None: never)",
+        gt=0,
+        lt=1,
+        only="rollout_is -none",
     )
     dynamic_sampling_attempts: int = setting(
-        1, "maximum rollouts per step to replace groups with equal rewards (DAPO)", gt=0
+        1,
+        "maximum rollouts per step to replace groups with equal rewards (DAPO)",
+        gt=0,
+        only="advantage_estimator -gdpo -gae -reinforce_plus_plus",
     )
 
     @property
@@ -718,6 +915,11 @@ class AlgorithmConfig(Config):
         "Whether the advantage of a token is its return (REINFORCE++)"
         known = get_args(AdvantageEstimator)
         return self.advantage_estimator in known and "reinforce" in self.advantage_estimator
+
+    @property
+    def whitens(self) -> bool:
+        "Whether advantages are normalized over the tokens of the rollout; REINFORCE++ always does"
+        return self.whiten or self.has_token_rewards
 
 # %% ../nbs/01_config.ipynb #a641bfa8
 class OptimConfig(Config):
@@ -728,7 +930,9 @@ class OptimConfig(Config):
     schedule: Literal["constant", "linear", "cosine"] = setting(
         "constant", "decay after warm-up"
     )
-    min_learning_rate: float = setting(0.0, "learning rate at the end of the decay", ge=0)
+    min_learning_rate: float = setting(
+        0.0, "learning rate at the end of the decay", ge=0, only="schedule -constant"
+    )
     weight_decay: float = setting(0.1, "decoupled weight decay", ge=0)
     beta2: float = setting(0.98, "second-moment decay", ge=0, lt=1)
     clip_grad: float = setting(1.0, "global gradient-norm clip; 0: off", ge=0)
@@ -743,6 +947,8 @@ class CriticConfig(Config):
     """The critic of PPO (`algorithm.advantage_estimator` gae), initialized from the policy
 
     Its optimizer has the settings of `optim`, except for the learning rate."""
+
+    only: ClassVar[str] = "algorithm.advantage_estimator gae"
 
     learning_rate: float | None = setting(
         None, "constant learning rate (None: ten times optim.learning_rate)", gt=0
@@ -765,25 +971,32 @@ class DistillConfig(Config):
     A teacher is a Hugging Face folder, a hub id, `tiny:NAME`, a tiny model of the package, or `tiny`, a
     random one of the policy's shape."""
 
+    only: ClassVar[str] = "-sft.loss_mask; algorithm.advantage_estimator -gae"
+
     teacher: Teacher | None = setting(
         None,
         "teacher of all prompts without one of their own (None: no teacher)",
     )
     by_source: dict[str, Teacher] = setting({}, "data source -> its own teacher")
     reward_coef: float = setting(
-        0.0, "weight of the reward's advantage (0: the teacher alone teaches)", ge=0
+        0.0,
+        "weight of the reward's advantage (0: the teacher alone teaches)",
+        ge=0,
+        only="teacher|by_source",
     )
 
 # %% ../nbs/01_config.ipynb #a029241d
 class RewardModelConfig(Config):
     "A reward model: a sequence classifier whose score is added to the reward of the scorers"
 
+    only: ClassVar[str] = "-sft.loss_mask"
+
     path: LocalPath | None = setting(
         None,
         "Hugging Face folder or hub id of a sequence classifier with one label and the "
         "policy's tokenizer (None: no reward model)",
     )
-    coef: float = setting(1.0, "weight of its score in the reward")
+    coef: float = setting(1.0, "weight of its score in the reward", only="path")
 
 # %% ../nbs/01_config.ipynb #c612b02d
 class SftConfig(Config):
@@ -813,27 +1026,32 @@ class LoraConfig(Config):
     shared: ClassVar[bool] = True
 
     rank: int = setting(0, "rank of the adapter; 0: train all weights", ge=0)
-    alpha: float = setting(32.0, "scale of the adapter, times 1 / rank", gt=0)
+    alpha: float = setting(32.0, "scale of the adapter, times 1 / rank", gt=0, only="rank")
     targets: tuple[LoraTarget, ...] = setting(
         ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"),
         "layers with an adapter, by Megatron's names: linear_qkv (q_proj, k_proj, v_proj), "
         "linear_proj (o_proj), linear_fc1 (gate_proj, up_proj), linear_fc2 (down_proj), "
         "in_proj and out_proj of gated delta nets, vision (the whole vision tower)",
         min_length=1,
+        only="rank",
     )
     dropout: float = setting(
-        0.0, "dropout of the adapter's input in training passes", ge=0, lt=1
+        0.0, "dropout of the adapter's input in training passes", ge=0, lt=1, only="rank"
     )
     weight_update: Literal["auto", "adapter", "merged"] = setting(
         "auto",
         "what a weight update sends: the adapter alone, or all weights with the adapter merged "
         "into them (auto: the adapter, unless vLLM cannot take it)",
+        only="rank",
     )
-    slots: int = setting(1, "adapters on the model at once, one for each tenant", ge=1)
+    slots: int = setting(
+        1, "adapters on the model at once, one for each tenant", ge=1, only="rank"
+    )
     batch_tenants: bool = setting(
         False,
         "sample for all tenants in one batch: faster, but a tenant's log-probs then depend on "
         "the others in the last bits",
+        only="rank; slots -1",
     )
 
 # %% ../nbs/01_config.ipynb #51c6b806
@@ -841,7 +1059,11 @@ class TrainConfig(Config):
     "The optimizer step, alarms and checkpoints"
 
     global_batch_size: int | None = setting(
-        None, "samples per optimizer step (None: the whole rollout)", basic=True, gt=0
+        None,
+        "samples per optimizer step (None: the whole rollout)",
+        basic=True,
+        gt=0,
+        only="-sft.loss_mask",
     )
     micro_batch_tokens: int = setting(
         9216,
@@ -889,6 +1111,7 @@ class PlacementConfig(Config):
         "trainer has the first trainer_devices, the engines the rest, and both work "
         "concurrently",
         basic=True,
+        only="-sft.loss_mask",
     )
     trainer_devices: int | None = setting(
         None, "devices of the trainer (None: all with colocate, half with split)", gt=0
@@ -898,18 +1121,22 @@ class PlacementConfig(Config):
         "destroy the communicators of a sleeping trainer and recreate them on wake-up",
         effect="later",
     )
-    bucket_bytes: int = setting(512 * 2**20, "bucket size of a weight update, bytes", gt=0)
+    bucket_bytes: int = setting(
+        512 * 2**20, "bucket size of a weight update, bytes", gt=0, only="-sft.loss_mask"
+    )
     transfer_backend: Literal["auto", "shm", "ipc", "broadcast"] = setting(
         "auto",
         "transport of weight updates; auto: the best one that works, and a broadcast "
         "to machines without a trainer rank",
         effect="later",
+        only="-sft.loss_mask",
     )
     verify_every_nth: int = setting(
         8,
         "a weight update verifies every n-th tensor, in rotation; 1: all tensors",
         gt=0,
         effect="none",
+        only="-sft.loss_mask",
     )
     trainer_env: dict[str, str] = setting(
         {},
@@ -920,6 +1147,7 @@ class PlacementConfig(Config):
         {},
         "environment variables of the engines, e.g. HCCL_OP_EXPANSION_MODE; override "
         "the shell and the defaults",
+        only="-sft.loss_mask",
     )
     simulated_memory_bytes: int = setting(
         2**30, "memory of one simulated NPU, bytes (laptop scale only)", gt=0
@@ -944,6 +1172,7 @@ class FaultConfig(Config):
         gt=0,
         le=1,
         effect="later",
+        only="-sft.loss_mask",
     )
     nonfinite: Literal["stop", "skip"] = setting(
         "stop",
@@ -1022,9 +1251,9 @@ class OutputConfig(Config):
     )
     restart: bool = setting(
         False,
-        "with resume: start over when there is no valid checkpoint; existing results "
-        "move to truncated/",
+        "start over when there is no valid checkpoint; existing results move to truncated/",
         effect="folder",
+        only="resume",
     )
     save_samples: bool = setting(
         True, "write each rollout to samples/, replayable without an engine"
@@ -1033,7 +1262,9 @@ class OutputConfig(Config):
         (), "experiment trackers: wandb, swanlab, mlflow"
     )
     project: str | None = setting(
-        None, "project of the trackers; experiment for mlflow (None: the recipe)"
+        None,
+        "project of the trackers; experiment for mlflow (None: the recipe)",
+        only="trackers",
     )
 
     @property
@@ -1205,6 +1436,9 @@ class RunConfig(Config):
         shared=True,
         effect="later",
     )
+    # the sections, after those whose words they use
+    sft: SftConfig = SftConfig()
+    placement: PlacementConfig = PlacementConfig()
     model: ModelConfig = ModelConfig()
     parallel: ParallelConfig = ParallelConfig()
     data: DataConfig = DataConfig()
@@ -1216,7 +1450,6 @@ class RunConfig(Config):
     critic: CriticConfig = CriticConfig()
     distill: DistillConfig = DistillConfig()
     reward_model: RewardModelConfig = RewardModelConfig()
-    sft: SftConfig = SftConfig()
     lora: LoraConfig = LoraConfig()
     tenants: Annotated[dict[str, dict[str, Any]], AfterValidator(_flat_tenants)] = setting(
         {},
@@ -1225,7 +1458,6 @@ class RunConfig(Config):
         shared=True,
     )
     train: TrainConfig = TrainConfig()
-    placement: PlacementConfig = PlacementConfig()
     faults: FaultConfig = FaultConfig()
     output: OutputConfig = OutputConfig()
 
@@ -1434,6 +1666,7 @@ class ConfigKey(NamedTuple):
     meaning: str
     shared: bool  # all tenants of a run have one value
     effect: Effect
+    only: str  # where it exists, a condition as in `setting` with dotted words; "": everywhere
 
     @property
     def acts(self) -> bool:
@@ -1450,13 +1683,35 @@ def with_choices(meaning: str, kind: Any) -> str:
     return f"{meaning} (one of: {', '.join(words)})"
 
 
+def _with_prefix(condition: str, prefix: str) -> str:
+    "Return a condition with dotted words; `prefix` is that of the section's own"
+
+    def dotted(part: str) -> str:
+        word, *values = part.split()
+        words = [w if "." in w else f"{prefix}{w}" for w in word.lstrip("-").split("|")]
+        return " ".join(["-" * word.startswith("-") + "|".join(words), *values])
+
+    return ";".join(map(dotted, filter(str.strip, condition.split(";"))))
+
+
+def in_words(part: str) -> str:
+    "Return a part of a condition as text, such as `with rollout.engine vllm`"
+    word, *values = part.split()
+    mark = "without" if word.startswith("-") else "with"
+    other = "other than" if values and values[0].startswith("-") else ""
+    named = " or ".join(value.lstrip("-") for value in values)
+    words = word.lstrip("-").replace("|", " or ")
+    return " ".join(filter(None, (mark, words, other, named)))
+
+
 def config_keys(model: type[Config] = RunConfig, prefix: str = "") -> Iterator[ConfigKey]:
     "Yield one row for each configuration key, in field order"
     for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, Config):
+        kind, only = field.annotation, _with_prefix(model.conditions()[name], prefix)
+        if _is_section(kind):
             for key in config_keys(kind, f"{prefix}{name}."):
-                yield key._replace(shared=key.shared or model.shared)
+                where = ";".join(filter(None, (only, key.only)))
+                yield key._replace(shared=key.shared or model.shared, only=where)
             continue
         facts: Any = field.json_schema_extra or {}
         yield ConfigKey(
@@ -1466,6 +1721,7 @@ def config_keys(model: type[Config] = RunConfig, prefix: str = "") -> Iterator[C
             with_choices(field.description or "", kind),
             facts.get("shared", False) or model.shared,
             facts.get("effect", model.effect),
+            only,
         )
 
 
@@ -1508,106 +1764,10 @@ def flat_overrides(
         else:
             yield key, value
 
-# %% ../nbs/01_config.ipynb #f4d22745
-# keys that act with placement.mode split alone, and their defaults
-SPLIT_KEYS = {
-    f"rollout.{name}": RolloutConfig.model_fields[name].default
-    for name in ("depth", "max_staleness")
-}
-# prefixes of keys -> what they act with, in words and as a test of a configuration
-_ACTS: Mapping[tuple[str, ...], tuple[str, Callable[["RunConfig"], Any]]] = {
-    ("rollout.engine_args", "rollout.weight_update_method"): (
-        "rollout.engine 'vllm'",
-        lambda c: c.rollout.engine == "vllm",
-    ),
-    ("rollout.environment_arguments", "rollout.max_turns"): (
-        "rollout.environment",
-        lambda c: c.rollout.environment,
-    ),
-    tuple(SPLIT_KEYS): (
-        "placement.mode 'split'",
-        lambda c: c.placement.mode == "split",
-    ),
-    ("data.chat_template_kwargs",): (
-        "data.apply_chat_template true",
-        lambda c: c.data.apply_chat_template,
-    ),
-    ("distill.reward_coef",): ("distill.teacher", lambda c: c.teachers),
-    ("lora.",): ("lora.rank above 0", lambda c: c.lora.rank),
-    ("critic.", "algorithm.gae_lambda"): (
-        "algorithm.advantage_estimator 'gae'",
-        lambda c: c.has_critic,
-    ),
-    ("algorithm.rollout_is_",): (
-        "algorithm.rollout_is, for example 'truncate'",
-        lambda c: c.algorithm.rollout_is != "none",
-    ),
-    ("algorithm.clip_ratio_c",): (
-        "algorithm.loss 'ppo', 'gspo' or 'dppo'",
-        lambda c: c.algorithm.loss not in ("gmpo", "cispo", "sapo"),
-    ),
-    ("algorithm.clip_ratio_",): (
-        "a clipped algorithm.loss, such as 'ppo'",
-        lambda c: c.algorithm.loss != "sapo",
-    ),
-    ("algorithm.gamma",): (
-        "an advantage_estimator of tokens ('reinforce_plus_plus', 'gae')",
-        lambda c: c.has_critic or c.algorithm.has_token_rewards,
-    ),
-    ("algorithm.normalize_std",): (
-        "algorithm.advantage_estimator 'grpo'",
-        lambda c: c.algorithm.advantage_estimator == "grpo",
-    ),
-    ("optim.min_learning_rate",): (
-        "a decaying optim.schedule",
-        lambda c: c.optim.schedule != "constant",
-    ),
-    ("algorithm.entropy_coef", "algorithm.kl_", "algorithm.loss", "sampling.temperature")
-    + ("rollout.samples_per_prompt",): ("sft.loss_mask null", lambda c: not c.is_sft),
-}
-
-
-def _check_acting(c: RunConfig, given: Iterable[str]) -> None:
-    "Raise `ConfigError` for a given key that differs from its default and does not act"
-    keys = {
-        key for key in key_table() for name in given if f"{name}.".startswith(f"{key}.")
-    }
-    values = dict(c.flat())
-    for prefixes, (condition, acts) in _ACTS.items():
-        for key in sorted(keys):
-            changed = key.startswith(prefixes) and values[key] != key_table()[key].default
-            if changed and not acts(c):
-                raise ConfigError(
-                    f"{key} is {values[key]!r} without {condition}, and has no effect",
-                    f"Set {condition}, or leave {key} out.",
-                )
-
 # %% ../nbs/01_config.ipynb #9fe60b81
 # condition, in words and as a test -> the values that it requires, and why
 _Required = tuple[str, Callable[["RunConfig"], Any], Mapping[str, Any], str]
 _REQUIRED: tuple[_Required, ...] = (
-    (
-        "sft.loss_mask",
-        lambda c: c.is_sft,
-        {
-            "placement.mode": "colocate",
-            "rollout.environment": None,
-            "rollout.routing_replay": False,
-            "train.global_batch_size": None,
-            "algorithm.use_reference": False,
-            "algorithm.advantage_estimator": "grpo",
-            "distill.teacher": None,
-            "distill.by_source": {},
-            "reward_model.path": None,
-        },
-        "SFT trains on whole conversations, without engines and rewards",
-    ),
-    (
-        "rollout.engine 'transformers'",
-        lambda c: c.rollout.engine == "transformers",
-        {"rollout.devices_per_engine": 1},
-        "This engine runs on one device",
-    ),
     (
         "gated delta nets on vLLM's CPU build",
         lambda c: c.has_tiny_vllm and c.model.tiny.is_hybrid,
@@ -1656,12 +1816,6 @@ _REQUIRED += (
         "would be mixed up",
     ),
     (
-        "lora.slots 1",
-        lambda c: c.lora.slots == 1,
-        {"lora.batch_tenants": False},
-        "There is one tenant",
-    ),
-    (
         "'vision' in lora.targets",
         lambda c: "vision" in c.lora.targets,
         {"model.freeze_vision_tower": False},
@@ -1697,61 +1851,10 @@ def _has_token_advantages(c: RunConfig) -> bool:
 
 _REQUIRED += (
     (
-        "algorithm.advantage_estimator 'gdpo'",
-        lambda c: c.algorithm.advantage_estimator == "gdpo",
-        {
-            "algorithm.whiten": False,
-            "algorithm.kl_in_reward": 0.0,
-            "algorithm.overlong_buffer_share": 0.0,
-            "algorithm.dynamic_sampling_attempts": 1,
-        },
-        "GDPO normalizes the score of each scorer, and all of them over the batch",
-    ),
-    (
-        "algorithm.advantage_estimator 'gae'",
-        lambda c: c.has_critic,
-        {
-            "distill.teacher": None,
-            "distill.by_source": {},
-            "algorithm.dynamic_sampling_attempts": 1,
-        },
-        "PPO has no teacher, and its critic learns from groups with equal rewards, too",
-    ),
-    (
-        "algorithm.advantage_estimator 'reinforce_plus_plus'",
-        lambda c: c.algorithm.advantage_estimator == "reinforce_plus_plus",
-        {"algorithm.dynamic_sampling_attempts": 1},
-        "It does not compare inside groups, so groups with equal rewards have a gradient, too",
-    ),
-    (
-        "an advantage_estimator of REINFORCE++",
-        lambda c: c.algorithm.has_token_rewards,
-        {"algorithm.whiten": True},
-        "Its paper normalizes over the batch",
-    ),
-    (
         "an advantage for each token (a critic, a teacher, or REINFORCE++ with kl_in_reward or gamma)",
         lambda c: c.algorithm.loss in ("gspo", "gmpo") and _has_token_advantages(c),
         {"algorithm.loss": "ppo"},
         "GSPO and GMPO have one ratio and one advantage for a response",
-    ),
-    (
-        "algorithm.kl_loss_coef",
-        lambda c: c.algorithm.kl_loss_coef,
-        {"algorithm.use_reference": True, "algorithm.kl_in_reward": 0.0},
-        "The KL is that to the reference, and is penalized once",
-    ),
-    (
-        "algorithm.kl_in_reward",
-        lambda c: c.algorithm.kl_in_reward,
-        {"algorithm.use_reference": True},
-        "The KL is that to the reference",
-    ),
-    (
-        "algorithm.rollout_is",
-        lambda c: c.algorithm.rollout_is != "none",
-        {"algorithm.old_logprob_source": "trainer"},
-        "With 'rollout' the clip already compares with the engine's log-probs",
     ),
 )
 
@@ -1759,7 +1862,7 @@ _REQUIRED += (
 def _require(c: RunConfig, condition: str, required: Mapping[str, Any], why: str) -> None:
     values = dict(c.flat())
     for key, wanted in required.items():
-        if values[key] != wanted:
+        if values.get(key, wanted) != wanted:
             raise ConfigError(
                 f"{key} is {values[key]!r} with {condition}",
                 f"{why}: set {key} to {json.dumps(wanted)}.",
@@ -2222,7 +2325,7 @@ def tenant_config(
     config = override(shared, overrides)
     was = dict(shared.flat())
     for key, value in config.flat():
-        if value != was[key] and key_table()[key].shared:
+        if value != was.get(key, value) and key_table()[key].shared:
             raise ConfigError(
                 f"{key} is {value!r} for a tenant, the others have {was[key]!r}",
                 "Set it for all tenants.",
@@ -2325,13 +2428,31 @@ def _fields_at(model: type[Config], path: tuple) -> list[str]:
     return list(model.model_fields)
 
 
-def _explain(model: type[Config], error: Any) -> tuple[str, str]:
+def _not_here(key: str, where: str, given: Any, values: dict) -> tuple[str, str]:
+    "Return (what, remedy) of a key that does not exist beside the other values"
+
+    def value_of(word: str) -> Any:
+        tree: Any = values
+        for part in word.split("."):
+            tree = tree.get(part) if isinstance(tree, dict) else None
+        return key_table()[word].default if tree is None else tree
+
+    parts = key_table()[key].only.split(";")
+    missed = [in_words(part) for part in parts if not holds(part, value_of)]
+    what = f"{where} is {given!r}, and exists only {' and '.join(missed)}"
+    return what, "Choose that, or leave it out."
+
+
+def _explain(model: type[Config], error: Any, values: dict) -> tuple[str, str]:
     "Return (what, remedy) of one entry of `ValidationError.errors()`"
     where = ".".join(map(str, error["loc"])) or "the configuration"
     cause = error.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return cause.what, cause.remedy
     if error["type"] == "extra_forbidden":
+        key = next((k for k in key_table() if f"{k}.".startswith(f"{where}.")), "")
+        if model is RunConfig and key:
+            return _not_here(key, where, error["input"], values)
         path = error["loc"][:-1]
         section = ".".join(map(str, path))
         names = _fields_at(model, path)
@@ -2342,15 +2463,30 @@ def _explain(model: type[Config], error: Any) -> tuple[str, str]:
     return f"{where} is {error['input']!r}", f"{error['msg']}."
 
 # %% ../nbs/01_config.ipynb #48ebcfcd
-_ConfigT = TypeVar("_ConfigT", bound=Config)
-
-
-def build_config(model: type[_ConfigT], values: dict) -> _ConfigT:
+def build_config(
+    model: type[_ConfigT],
+    values: dict,
+    given: Iterable[str]
+    | None = None,  # dotted keys; others that do not exist are left out
+) -> _ConfigT:
     "Build a section or RunConfig; raises `ConfigError` for the first wrong key"
-    try:
-        return model.model_validate(values)
-    except ValidationError as e:
-        raise ConfigError(*_explain(model, e.errors()[0])) from None
+    asked = [f"{key}." for key in given or ()]
+    while True:
+        try:
+            return model.model_validate(values)
+        except ValidationError as e:
+            errors = e.errors()
+        unasked = []
+        for error in errors if given is not None else ():
+            key = ".".join(map(str, error["loc"])) + "."
+            known = any(f"{name}.".startswith(key) for name in key_table())
+            typed = any(one.startswith(key) or key.startswith(one) for one in asked)
+            if error["type"] == "extra_forbidden" and known and not typed:
+                unasked.append(error["loc"])
+        if not unasked:
+            raise ConfigError(*_explain(model, errors[0], values))
+        for path in unasked:
+            _drop(values, path)
 
 # %% ../nbs/01_config.ipynb #aa5dce07
 def _set(tree: dict, key: str, value: Any) -> None:
@@ -2474,7 +2610,7 @@ def nearest_key(key: str, names: Iterable[str]) -> str:
 # %% ../nbs/01_config.ipynb #44a1e867
 def _check_key(key: str, config: RunConfig) -> None:
     "Raise `ConfigError` with the nearest name for a key that `config` does not have"
-    known = dict(config.flat())
+    known = key_table()
     is_section = key in type(config).model_fields
     if key in known or is_section or key.startswith(_OPEN):
         return
@@ -2486,18 +2622,18 @@ def _check_key(key: str, config: RunConfig) -> None:
 def override(
     config: RunConfig,
     overrides: Mapping[str, Any],  # dotted key -> value, e.g. {"optim.clip_grad": 0.5}
+    given: Iterable[str] | None = None,  # of them those of a person; None: all
 ) -> RunConfig:
     """Return a copy with new values; raises `ConfigError` with the nearest name of an unknown key
 
-    A section in `overrides` sets the keys that it names and keeps its others."""
+    A section in `overrides` sets the keys that it names and keeps its others. A key that does not exist
+    beside the new values is refused if it is `given`, else left out."""
     tree = config.model_dump()
     overrides = dict(flat_overrides(overrides))
     for key, value in overrides.items():
         _check_key(key, config)
         _set(tree, key, copy.deepcopy(value))  # a later key may set an entry of it
-    changed = build_config(type(config), tree)
-    _check_acting(changed, overrides)
-    return changed
+    return build_config(type(config), tree, overrides if given is None else given)
 
 # %% ../nbs/01_config.ipynb #9f3cecab
 def save_config(config: RunConfig, path: Path | str) -> None:
@@ -2536,7 +2672,7 @@ def stored_config(values: Any) -> RunConfig:
                 k for k in tenant if k in REMOVED_KEYS or k.startswith("warm_start.")
             ]:
                 del tenant[key]
-    return build_config(RunConfig, values)
+    return build_config(RunConfig, values, given=())
 
 
 def load_config(path: Path | str) -> RunConfig:

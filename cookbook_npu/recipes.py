@@ -333,6 +333,7 @@ class Recipe:
         return override(
             RunConfig(recipe=self.name, scale=scale, model=path),
             self.settings(scale, model is not None),
+            given=(),
         )
 
     def _build(
@@ -347,19 +348,12 @@ class Recipe:
         for key in given.keys() & overrides.keys():
             raise ConfigError(f"{key} is set by a parameter and in overrides", "Set it once.")
         config = self._own(scale, model)
-        prompts = _deciding_source({**given, **overrides}, config.data.prompt_data)
+        typed = {**given, **overrides}
+        prompts = _deciding_source(typed, config.data.prompt_data)
         changes = dict(prompt_settings(prompts, config))
-        if config.is_sft:
-            for name in ("engine", "samples_per_prompt"):
-                value = parameters[name] or overrides.get(PARAMETERS[name])
-                if value is not None:
-                    raise ConfigError(
-                        f"{name} is {value!r} in a recipe of supervised fine-tuning",
-                        "It samples nothing: leave it out.",
-                    )
         for variant in self.chosen_variants(scale, overrides):
             changes |= variant.settings
-        steps = {**given, **overrides}.get("num_steps")
+        steps = typed.get("num_steps")
         if isinstance(steps, int) and 0 < steps < config.num_steps:
             # a short run of a long recipe has the same share of warm-up
             share = config.optim.warmup_steps * steps // config.num_steps
@@ -367,16 +361,20 @@ class Recipe:
         environment = overrides.get("rollout.environment", config.rollout.environment)
         if environment != config.rollout.environment:  # it has its own arguments
             changes = {"rollout.environment_arguments": {}} | changes
-        built = override(config, {**changes, **given, **overrides})
-        tenants = _tenants_for_their_prompts(built, {*given, *overrides})
+        later = {**changes, **typed}
+        settings = self.settings(scale, model is not None)
+        kept = {key: value for key, value in settings.items() if key not in later}
+        start = RunConfig(recipe=self.name, scale=scale, model=ModelConfig(path=model))
+        built = override(start, kept | later, given=typed)
+        tenants = _tenants_for_their_prompts(built, {*typed})
         if tenants != built.tenants:
             built = override(built, {"tenants": tenants})
         if overrides.get("output.resume"):
             return built  # with the recorded settings, whatever the recipe is now
         usual = dict(config.flat()) | changes
-        for key, value in {**given, **overrides}.items():
+        for key, value in typed.items():
             without_effect = built.tenants and all(key in own for own in built.tenants.values())
-            if without_effect and value != usual[key]:
+            if without_effect and value != usual.get(key):
                 raise ConfigError(
                     f"{key} is {value!r}, and each tenant has its own",
                     f"Set tenants.NAME.{key} in overrides.",
@@ -1064,7 +1062,7 @@ def _changes_between(own: RunConfig, config: RunConfig) -> list[PromptChange]:
     return [
         PromptChange(
             key,
-            before[key],
+            before.get(key),
             value,
             f"for the task {prompts}" if is_task else _WHY[key],
         )
@@ -1086,9 +1084,10 @@ def parameters_of(config: RunConfig) -> dict[str, Any]:
     overrides: dict[str, Any] = {"data.mixture": mixture} if mixture else {}
     for variant in recipe.chosen_variants(config.scale, values):
         overrides |= variant.when
-    for key, value in recipe(**parameters, overrides=dict(overrides)).flat():
-        if values[key] != value:
-            overrides[key] = values[key]
+    usual = dict(recipe(**parameters, overrides=dict(overrides)).flat())
+    for key, value in values.items():
+        if value != usual.get(key, key_table()[key].default):
+            overrides[key] = value
     for name, key in PARAMETERS.items():
         if key in overrides:
             parameters[name] = overrides.pop(key)

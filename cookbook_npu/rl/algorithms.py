@@ -132,7 +132,7 @@ def compute_advantages(
         rows = _token_returns(config, score_B, masks, kl)
     else:
         rows = [w.expand(len(m)) for w, m in zip(score_B, masks, strict=True)]
-    return _whitened(rows, masks) if config.whiten else rows
+    return _whitened(rows, masks) if config.whitens else rows
 
 
 def _needed_kl(
@@ -179,7 +179,7 @@ def compute_gae(
     )
     advantages = [adv_BT[i, : len(m)] for i, m in enumerate(masks)]
     returns = [return_BT[i, : len(m)] for i, m in enumerate(masks)]
-    if config.whiten:
+    if config.whitens:
         advantages = _whitened(advantages, masks)
     return advantages, returns
 
