@@ -794,6 +794,7 @@ class AlgorithmConfig(Config):
         False,
         "normalize advantages to mean 0 and variance 1 over all tokens of the rollout",
         only="advantage_estimator -gdpo -reinforce_plus_plus -reinforce_plus_plus_baseline",
+        off=True,  # REINFORCE++ always does, its paper says so
     )
     gamma: float = setting(
         1.0,
@@ -915,11 +916,6 @@ class AlgorithmConfig(Config):
         "Whether the advantage of a token is its return (REINFORCE++)"
         known = get_args(AdvantageEstimator)
         return self.advantage_estimator in known and "reinforce" in self.advantage_estimator
-
-    @property
-    def whitens(self) -> bool:
-        "Whether advantages are normalized over the tokens of the rollout; REINFORCE++ always does"
-        return self.whiten or self.has_token_rewards
 
 # %% ../nbs/01_config.ipynb #a641bfa8
 class OptimConfig(Config):
@@ -1253,7 +1249,6 @@ class OutputConfig(Config):
         False,
         "start over when there is no valid checkpoint; existing results move to truncated/",
         effect="folder",
-        only="resume",
     )
     save_samples: bool = setting(
         True, "write each rollout to samples/, replayable without an engine"
@@ -2463,6 +2458,16 @@ def _explain(model: type[Config], error: Any, values: dict) -> tuple[str, str]:
     return f"{where} is {error['input']!r}", f"{error['msg']}."
 
 # %% ../nbs/01_config.ipynb #48ebcfcd
+def _drop(tree: dict, path: Sequence[str]) -> None:
+    "Remove a key from a nested dict, and the sections that it leaves empty"
+    name, *rest = path
+    part = tree.get(name)
+    if rest and isinstance(part, dict):
+        _drop(part, rest)
+    if not rest or part == {}:
+        tree.pop(name, None)
+
+
 def build_config(
     model: type[_ConfigT],
     values: dict,
@@ -2477,7 +2482,9 @@ def build_config(
         except ValidationError as e:
             errors = e.errors()
         unasked = []
-        for error in errors if given is not None else ():
+        # those of one section: the next ones may depend on its words
+        of_first = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
+        for error in of_first if given is not None else ():
             key = ".".join(map(str, error["loc"])) + "."
             known = any(f"{name}.".startswith(key) for name in key_table())
             typed = any(one.startswith(key) or key.startswith(one) for one in asked)
@@ -2641,16 +2648,6 @@ def save_config(config: RunConfig, path: Path | str) -> None:
     Path(path).write_text(
         json.dumps(config.model_dump(), indent=2, allow_nan=False) + "\n", encoding="utf-8"
     )
-
-
-def _drop(tree: dict, path: Sequence[str]) -> None:
-    "Remove a key from a nested dict, and the sections that it leaves empty"
-    name, *rest = path
-    part = tree.get(name)
-    if rest and isinstance(part, dict):
-        _drop(part, rest)
-    if not rest or part == {}:
-        tree.pop(name, None)
 
 
 def stored_config(values: Any) -> RunConfig:

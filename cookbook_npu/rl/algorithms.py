@@ -132,7 +132,8 @@ def compute_advantages(
         rows = _token_returns(config, score_B, masks, kl)
     else:
         rows = [w.expand(len(m)) for w, m in zip(score_B, masks, strict=True)]
-    return _whitened(rows, masks) if config.whitens else rows
+    whitens = config.whiten and config.advantage_estimator != "gdpo"
+    return _whitened(rows, masks) if whitens else rows
 
 
 def _needed_kl(
@@ -179,7 +180,7 @@ def compute_gae(
     )
     advantages = [adv_BT[i, : len(m)] for i, m in enumerate(masks)]
     returns = [return_BT[i, : len(m)] for i, m in enumerate(masks)]
-    if config.whitens:
+    if config.whiten:
         advantages = _whitened(advantages, masks)
     return advantages, returns
 
@@ -336,7 +337,6 @@ ALGORITHMS: dict[str, Algorithm] = {
         "2501.03262",
         dict(
             advantage_estimator="reinforce_plus_plus",
-            whiten=True,
             kl_in_reward=0.01,
             clip_ratio_high=0.2,
             loss_agg_mode="token-mean",
@@ -347,7 +347,6 @@ ALGORITHMS: dict[str, Algorithm] = {
         "2501.03262",
         dict(
             advantage_estimator="reinforce_plus_plus_baseline",
-            whiten=True,
             kl_loss_coef=0.01,
             kl_loss_type="k2",
             clip_ratio_high=0.2,
@@ -418,9 +417,7 @@ ALGORITHMS |= {
 }
 
 # %% ../../nbs/rl/07_algorithms.ipynb #8d38c56c
-_DPPO: dict[str, Any] = dict(
-    clip_ratio_c=20.0, old_logprob_source="rollout", rollout_is="none"
-)
+_DPPO: dict[str, Any] = dict(clip_ratio_c=20.0, old_logprob_source="rollout")
 
 ALGORITHMS |= {
     "gmpo": Algorithm(
@@ -430,7 +427,7 @@ ALGORITHMS |= {
     "gdpo": Algorithm(
         "GDPO, for several rewards",
         "2601.05242",
-        dict(advantage_estimator="gdpo", whiten=False),
+        dict(advantage_estimator="gdpo"),
     ),
     "dppo_tv": Algorithm(
         "DPPO, binary total variation",
