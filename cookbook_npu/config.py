@@ -5,9 +5,8 @@
 # %% auto #0
 __all__ = ['Effect', 'LocalPath', 'Family', 'RecordFormat', 'TASK_NAMES', 'Source', 'JUDGE_TEMPLATE', 'WeightUpdateMethod',
            'Graphs', 'AdvantageEstimator', 'PolicyLoss', 'LossAggMode', 'KlEstimator', 'RolloutIS', 'RolloutISLevel',
-           'Teacher', 'LoraTarget', 'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'EXPERTS_ON_CPU',
-           'ENGINE_ARGS_OF_THE_LOOP', 'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED',
-           'nonfinite_number', 'absolute_path', 'holds', 'Config', 'setting', 'TinyConfig', 'ModelConfig',
+           'Teacher', 'LoraTarget', 'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'EXPERTS_ON_CPU', 'RUN_NAME_BYTES',
+           'RENAMED', 'nonfinite_number', 'absolute_path', 'holds', 'Config', 'setting', 'TinyConfig', 'ModelConfig',
            'ParallelConfig', 'source_path', 'DataConfig', 'JudgeConfig', 'RewardConfig', 'SamplingConfig',
            'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'is_tiny',
            'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig', 'PlacementConfig',
@@ -65,7 +64,7 @@ from .errors import (
     parse_json,
 )
 from .npu.role_variables import SHIMS_ENV
-from .removed import REMOVED_KEYS
+from .removed import NAMES, REMOVED_KEYS
 from .targets.target import Scale, Target, find_target
 from .terminal import html_table
 
@@ -1965,92 +1964,12 @@ def _check_scorers(c: RunConfig) -> None:
             "Penalize length once.",
         )
 
-# %% ../nbs/01_config.ipynb #f99358ae
-# rejected argument of vllm.LLM -> remedy
-ENGINE_ARGS_OF_THE_LOOP = {
-    "model": "Set model.path.",
-    "tokenizer": "Leave it out: it is the model's own.",
-    "trust_remote_code": "Leave it out: code of a model folder is never executed.",
-    "dtype": "Set model.dtype.",
-    "quantization": "Leave it out: the engine holds the trainer's weights, and each update compares them.",
-    "load_format": "Leave it out: the first weights come from the model folder or the first update.",
-    "max_model_len": "Set data.max_prompt_tokens and sampling.max_response_tokens.",
-    "enforce_eager": "Set rollout.graphs.",
-    "logprobs_mode": "Leave it out: the loss needs log-probs of the distribution that was sampled from.",
-    "seed": "Leave it out: requests have seeds of their own, from the run's.",
-    "enable_sleep_mode": "Leave it out: it is on wherever the platform can sleep.",
-    "tensor_parallel_size": "Set rollout.devices_per_engine.",
-    "pipeline_parallel_size": "Set rollout.devices_per_engine: an engine is split by tensor parallelism.",
-    "data_parallel_size": "Leave it out: each engine is one replica.",
-    "enable_expert_parallel": "Leave it out: an engine splits its experts by tensor parallelism.",
-    "enable_return_routed_experts": "Set rollout.routing_replay.",
-    "distributed_executor_backend": "Leave it out: the ranks of an engine are processes of the run.",
-    "gpu_memory_utilization": "Set rollout.memory_utilization.",
-    "kv_cache_memory_bytes": "Set rollout.memory_utilization: the plan derives the cache from it.",
-    "weight_transfer_config": "Set rollout.weight_update_method.",
-    "enable_lora": "Set lora.rank.",
-    "max_loras": "Set lora.slots.",
-    "max_lora_rank": "Set lora.rank.",
-    "lora_target_modules": "Set lora.targets.",
-    "async_scheduling": "Leave it out: a step under way would mix weights of two versions.",
-}
-
-# %% ../nbs/01_config.ipynb #2452ed39
-# rejected field of Megatron's TransformerConfig -> remedy
-MEGATRON_ARGS_OF_THE_RUN = {
-    **dict.fromkeys(
-        (
-            "num_layers",
-            "hidden_size",
-            "ffn_hidden_size",
-            "num_attention_heads",
-            "num_query_groups",
-            "kv_channels",
-        ),
-        "Leave it out: the architecture is read from model.path.",
-    ),
-    **dict.fromkeys(("params_dtype", "bf16", "fp16"), "Set model.dtype."),
-    "tensor_model_parallel_size": "Set parallel.tensor.",
-    "sequence_parallel": "Leave it out: it is on with parallel.tensor above 1.",
-    "pipeline_model_parallel_size": "Set parallel.pipeline.",
-    **dict.fromkeys(
-        (
-            "virtual_pipeline_model_parallel_size",
-            "num_layers_in_first_pipeline_stage",
-            "num_layers_in_last_pipeline_stage",
-            "pipeline_model_parallel_layout",
-        ),
-        "Leave it out: the schedule is 1F1B over stages of equally many layers.",
-    ),
-    "context_parallel_size": "Set parallel.context.",
-    "cp_comm_type": "Set parallel.context_algorithm.",
-    "expert_model_parallel_size": "Set parallel.expert.",
-    "expert_tensor_parallel_size": "Leave it out: an expert is split by parallel.tensor without EP.",
-    "moe_enable_routing_replay": "Set rollout.routing_replay.",
-    "recompute_granularity": "Set model.recompute.",
-    **dict.fromkeys(
-        ("attention_dropout", "hidden_dropout"),
-        "Leave it out: two passes over the same weights must give the same log-probs.",
-    ),
-    "calculate_per_token_loss": "Leave it out: the loss divides by counts of the whole optimizer step.",
-    **dict.fromkeys(
-        ("moe_aux_loss_coeff", "moe_z_loss_coeff"),
-        "Leave it out: Megatron multiplies this loss by tokens, and expects the division "
-        "by all tokens afterwards; here losses are divided before.",
-    ),
-    **dict.fromkeys(
-        ("apply_rope_fusion", "bias_activation_fusion"), "Set model.fused_kernels."
-    ),
-}
-
 # %% ../nbs/01_config.ipynb #3bc508dd
 def _check_engine_args(c: RunConfig) -> None:
     given = c.rollout.engine_args
     for name, value in given.items():
-        if name in ENGINE_ARGS_OF_THE_LOOP:
-            raise ConfigError(
-                f"rollout.engine_args.{name} is {value!r}", ENGINE_ARGS_OF_THE_LOOP[name]
-            )
+        if remedy := NAMES["engine_args"].get(name):
+            raise ConfigError(f"rollout.engine_args.{name} is {value!r}", remedy)
     compilation = given.get("compilation_config", {})
     if not isinstance(compilation, dict):
         compilation = {"mode": compilation}
@@ -2072,10 +1991,8 @@ def _check_engine_args(c: RunConfig) -> None:
 
 def _check_megatron_args(c: RunConfig) -> None:
     for name, value in c.train.megatron_args.items():
-        if name in MEGATRON_ARGS_OF_THE_RUN:
-            raise ConfigError(
-                f"train.megatron_args.{name} is {value!r}", MEGATRON_ARGS_OF_THE_RUN[name]
-            )
+        if remedy := NAMES["megatron_args"].get(name):
+            raise ConfigError(f"train.megatron_args.{name} is {value!r}", remedy)
         if name.startswith("recompute_") and c.model.recompute == "none":
             raise ConfigError(
                 f"train.megatron_args.{name} is {value!r} with model.recompute 'none'",
@@ -2509,62 +2426,6 @@ def _set(tree: dict, key: str, value: Any) -> None:
         tree = tree[part]
     tree[last] = value
 
-# %% ../nbs/01_config.ipynb #04b279a3
-# key -> its other names in TRL, verl, slime and ms-swift; the how-to page *Migrate* has all of them
-OTHER_NAMES = {
-    "model.path": "hf_checkpoint",
-    "data.prompt_data": "train_dataset train_files dataset",
-    "data.eval_data": "eval_dataset val_files eval_prompt_data val_dataset",
-    "data.max_prompt_tokens": "max_prompt_length rollout_max_prompt_len max_length",
-    "rollout.prompts_per_step": "train_batch_size rollout_batch_size generation_batch_size",
-    "rollout.samples_per_prompt": "num_generations n n_samples_per_prompt",
-    "rollout.eval_every": "eval_steps test_freq eval_interval",
-    "rollout.engine": "use_vllm",
-    "rollout.devices_per_engine": "vllm_tensor_parallel_size rollout_num_gpus_per_engine "
-    "rollout.tensor_model_parallel_size",
-    "rollout.memory_utilization": "vllm_gpu_memory_utilization gpu_memory_utilization "
-    "sglang_mem_fraction_static",
-    "rollout.max_staleness": "staleness_threshold",
-    "sampling.temperature": "rollout_temperature",
-    "sampling.max_response_tokens": "max_completion_length max_response_length "
-    "rollout_max_response_len",
-    "train.global_batch_size": "per_device_train_batch_size gradient_accumulation_steps "
-    "ppo_mini_batch_size",
-    "train.micro_batch_tokens": "ppo_max_token_len_per_gpu max_tokens_per_gpu",
-    "train.save_every": "save_steps save_freq save_interval",
-    "train.keep_last": "save_total_limit max_actor_ckpt_to_keep",
-    "num_steps": "max_steps total_training_steps num_rollout",
-    "seed": "data_loader_seed rollout_seed",
-    "reward.scorers": "reward_funcs reward_weights rm_type custom_rm_path external_plugins",
-    "algorithm.advantage_estimator": "adv_estimator",
-    "algorithm.normalize_std": "scale_rewards norm_adv_by_std_in_grpo "
-    "disable_grpo_std_normalization",
-    "algorithm.dynamic_sampling_attempts": "dynamic_sample dynamic_sampling_filter_path",
-    "algorithm.clip_ratio_low": "epsilon eps_clip",
-    "algorithm.clip_ratio_high": "epsilon_high eps_clip_high",
-    "algorithm.clip_ratio_c": "delta eps_clip_c",
-    "algorithm.use_reference": "use_kl_loss",
-    "algorithm.kl_loss_coef": "beta",
-    "algorithm.kl_in_reward": "use_kl_in_reward kl_coef",
-    "algorithm.loss_agg_mode": "loss_type calculate_per_token_loss",
-    "algorithm.loss": "importance_sampling_level loss_type loss_mode",
-    "algorithm.entropy_coef": "entropy_coeff",
-    "algorithm.mask_truncated": "mask_truncated_completions overlong_filter",
-    "algorithm.rollout_is": "vllm_importance_sampling_correction use_tis "
-    "rollout_importance_sampling_mode",
-    "algorithm.rollout_is_threshold": "vllm_importance_sampling_clip_max tis_clip "
-    "rollout_importance_sampling_threshold",
-    "optim.learning_rate": "lr",
-    "optim.clip_grad": "max_grad_norm",
-    "lora.rank": "peft_config lora_rank",
-    "parallel.tensor": "tensor_model_parallel_size",
-    "parallel.context": "context_parallel_size",
-    "parallel.pipeline": "pipeline_model_parallel_size",
-    "placement.mode": "vllm_mode colocate async_generate",
-    "output.trackers": "report_to logger use_wandb",
-    "output.project": "project_name wandb_project",
-}
-
 # %% ../nbs/01_config.ipynb #1ba07d9d
 _OPEN = (
     "data.task.",
@@ -2577,8 +2438,7 @@ _OPEN = (
     "placement.rollout_env.",
     "tenants.",
 )  # prefixes of mappings whose entries are keys of their own
-# since the last release
-RENAMED = {"reward.right_from": "reward.correct_threshold"}
+RENAMED = NAMES["renamed"]  # since the last release
 
 
 def same_setting(key: str, names: Iterable[str]) -> list[str]:
@@ -2586,11 +2446,11 @@ def same_setting(key: str, names: Iterable[str]) -> list[str]:
 
     Only its end counts: `optim.lr`, `actor_rollout_ref.actor.optim.lr` and `--lr` are equal."""
     written = "." + key.lstrip("-").replace("-", "_")
-    known = list(names)
+    known, others = list(names), NAMES["other_frameworks"]
     other = [
         name
         for name in known
-        if written.endswith(tuple(f".{one}" for one in OTHER_NAMES.get(name, "").split()))
+        if written.endswith(tuple(f".{one}" for one in others.get(name, "").split()))
     ]
     last = written.rpartition(".")[2]
     return other or [name for name in known if name.rpartition(".")[2] == last]

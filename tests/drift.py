@@ -23,7 +23,9 @@ from nbconvert.preprocessors import RegexRemovePreprocessor
 
 ROOT = Path(__file__).resolve().parent.parent
 HAND_WRITTEN = (
+    "expected.toml",
     "model/tiny_models",
+    "names.toml",
     "npu/simulator/csrc",
     "npu/stack/compatibility.toml",
     "npu/stack/stacks",
