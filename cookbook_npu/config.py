@@ -497,57 +497,56 @@ class JudgeConfig(Config):
 
     def check(self) -> None:
         "Raise `ConfigError` for settings with which no request can be sent"
-        if not self.url or not self.model:
-            missing = "model" if self.url else "url"
-            raise ConfigError(
-                f"reward.scorers has 'judge', and reward.judge.{missing} is not set",
-                "Give the endpoint's address, such as http://127.0.0.1:8000/v1, and a model that it serves.",
-            )
-        address = urlsplit(self.url)
-        if address.scheme not in ("http", "https") or not address.hostname:
-            raise ConfigError(
-                f"reward.judge.url is {self.url!r}",
+        address, name = urlsplit(self.url or ""), self.api_key_env or "NAME"
+        # no message repeats a value that is, or holds, a secret
+        for fine, what, remedy in (
+            (
+                self.url,
+                "url is not set",
+                "Give the endpoint, such as http://127.0.0.1:8000/v1.",
+            ),
+            (self.model, "model is not set", "Give a model that the endpoint serves."),
+            (
+                address.scheme in ("http", "https") and address.hostname,
+                f"url is {self.url!r}",
                 "Give http://HOST:PORT/v1 or https://HOST/v1.",
-            )
-        # neither of the two messages repeats the value: it is, or holds, a secret
-        if address.username or address.password:
-            raise ConfigError(
-                f"reward.judge.url has a user or a password for {address.hostname}",
+            ),
+            (
+                not address.username and not address.password,
+                f"url has a user or a password for {address.hostname}",
                 "The run folder would hold it: use reward.judge.api_key_env.",
-            )
-        if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
-            raise ConfigError(
-                "reward.judge.api_key_env is not the name of an environment variable",
+            ),
+            (
+                re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name),
+                "api_key_env is not the name of an environment variable",
                 "Export the key, as in JUDGE_API_KEY, and give that name; the key is never stored.",
-            )
-        if not {"{response}", "{answer}"} & set(re.findall(r"\{\w+\}", self.template)):
-            raise ConfigError(
-                "reward.judge.template shows no response to the judge",
+            ),
+            (
+                {"{response}", "{answer}"} & set(re.findall(r"\{\w+\}", self.template)),
+                "template shows no response to the judge",
                 "Write {response} or {answer} into it.",
-            )
-        self._check_score()
-
-    def _check_score(self) -> None:
-        try:
-            groups = re.compile(self.pattern).groups
-        except re.error as e:
-            raise ConfigError(
-                f"reward.judge.pattern {self.pattern!r} is no regular expression: {e}",
-                "Correct it.",
-            ) from None
-        if not groups:
-            raise ConfigError(
-                f"reward.judge.pattern {self.pattern!r} has no group",
+            ),
+            (
+                _groups(self.pattern),
+                f"pattern {self.pattern!r} is no regular expression with a group",
                 r"Put parentheses around the number, e.g. Score: (\d+).",
-            )
-        if self.scale[0] >= self.scale[1]:
-            raise ConfigError(
-                f"reward.judge.scale is {self.scale}",
+            ),
+            (
+                self.scale[0] < self.scale[1],
+                f"scale is {self.scale}",
                 "Give the worst score, then the best one.",
-            )
+            ),
+        ):
+            if not fine:
+                raise ConfigError(f"reward.judge.{what}", remedy)
 
 # %% ../nbs/01_config.ipynb #7d39d73d
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+def _groups(pattern: str) -> int:
+    "Return the number of groups of a regular expression; 0 for a text that is none"
+    try:
+        return re.compile(pattern).groups
+    except re.error:
+        return 0
 
 
 # %% ../nbs/01_config.ipynb #76c81615
@@ -712,13 +711,6 @@ class RolloutConfig(Config):
     )
     environment_arguments: dict[str, Any] = setting(
         {}, "keyword arguments of the environment", only="environment"
-    )
-    environment_timeout_s: float = setting(
-        60.0,
-        "time limit of one environment call, s",
-        gt=0,
-        effect="later",
-        only="environment",
     )
     max_turns: int = setting(8, "maximum turns of an episode", gt=0, only="environment")
     eval_samples: int = setting(
@@ -1255,11 +1247,6 @@ class OutputConfig(Config):
     trackers: tuple[TrackerName, ...] = setting(
         (), "experiment trackers: wandb, swanlab, mlflow"
     )
-    project: str | None = setting(
-        None,
-        "project of the trackers; experiment for mlflow (None: the recipe)",
-        only="trackers",
-    )
 
     @property
     def runs_folder(self) -> Path:
@@ -1522,7 +1509,7 @@ class RunConfig(Config):
     def needs_logprobs(self) -> bool:
         "Whether the actor's log-probs are computed before the training pass"
         several = self.global_batch_size < self.rollout_batch
-        noisy = self.lora.rank > 0 and self.lora.dropout > 0  # in the training pass
+        noisy = self.lora.dropout > 0  # in the training pass
         return several or noisy or bool(self.algorithm.kl_in_reward or self.teachers)
 
     @property
@@ -1555,14 +1542,9 @@ class RunConfig(Config):
         return on_cpu and self.model.path is None
 
     @property
-    def critic_warmup_steps(self) -> int:
-        "First steps that train only the critic"
-        return self.critic.warmup_steps if self.has_critic else 0
-
-    @property
     def policy_steps(self) -> int:
         "Steps that train the policy: all but the critic's warm-up"
-        return self.num_steps - self.critic_warmup_steps
+        return self.num_steps - self.critic.warmup_steps
 
     def _repr_html_(self) -> str:
         keys = key_table()
@@ -1944,7 +1926,7 @@ def _check_weight_update(c: RunConfig) -> None:
 # %% ../nbs/01_config.ipynb #0a77e735
 def _check_staleness(c: RunConfig) -> None:
     r = c.rollout
-    if c.placement.mode == "split" and r.depth > r.max_staleness:
+    if r.depth > r.max_staleness:
         raise ConfigError(
             f"rollout.depth is {r.depth} with rollout.max_staleness {r.max_staleness}",
             "The loop would have to discard stale rollouts: make depth at most max_staleness.",
@@ -2107,20 +2089,6 @@ def check_experts(
                 f"Make parallel.{name} a divisor of that.",
             )
 
-# %% ../nbs/01_config.ipynb #ce6a38e6
-def _check_tiny(c: RunConfig) -> None:
-    t = c.model.tiny
-    if c.model.path is not None:
-        return
-    tp = c.parallel.tensor
-    if t.num_kv_heads % tp:
-        raise ConfigError(
-            f"model.tiny has {t.num_kv_heads} key/value heads, parallel.tensor is {tp}",
-            "Set model.tiny.num_kv_heads to a multiple of parallel.tensor.",
-        )
-    experts = t.num_experts if t.is_mixture else 0
-    check_experts(c.parallel, experts, t.ffn_size, f"a tiny {t.family}")
-
 # %% ../nbs/01_config.ipynb #dac62b7e
 def check_context(
     parallel: ParallelConfig,
@@ -2156,14 +2124,6 @@ def check_context(
             "to ring.",
         )
 
-
-def _check_context(c: RunConfig) -> None:
-    t = c.model.tiny
-    if c.model.path is None:
-        name = f"a tiny {t.family}"
-        delta_heads = t.num_kv_heads if t.is_hybrid else 0
-        check_context(c.parallel, t.num_kv_heads, delta_heads, t.has_vision_tower, name)
-
 # %% ../nbs/01_config.ipynb #54f01437
 def check_pipeline(
     parallel: ParallelConfig,
@@ -2184,14 +2144,6 @@ def check_pipeline(
             f"{model} needs {least}",
             "Choose a smaller parallel.pipeline.",
         )
-
-
-def _check_stages(c: RunConfig) -> None:
-    t = c.model.tiny
-    if c.model.path is None:
-        # deepstack's two layers, or a gated delta net in each stage
-        least = 2 if t.has_vision_tower else 1
-        check_pipeline(c.parallel, t.num_layers, f"a tiny {t.family}", least)
 
 # %% ../nbs/01_config.ipynb #4d594da4
 def check_expert_adapters(
@@ -2214,11 +2166,24 @@ def _check_lora(c: RunConfig) -> None:
             f"lora.weight_update is 'adapter': {why_merged(c)}",
             "Set it to 'auto' or 'merged'.",
         )
-    t = c.model.tiny
-    if c.model.path is not None or not c.lora.rank:
+
+
+def _check_tiny(c: RunConfig) -> None:
+    t, name, tp = c.model.tiny, f"a tiny {c.model.tiny.family}", c.parallel.tensor
+    if c.model.path is not None:
         return
-    if t.is_mixture:
-        check_expert_adapters(c.lora, f"a tiny {t.family}")
+    if t.num_kv_heads % tp:
+        raise ConfigError(
+            f"model.tiny has {t.num_kv_heads} key/value heads, parallel.tensor is {tp}",
+            "Set model.tiny.num_kv_heads to a multiple of parallel.tensor.",
+        )
+    check_experts(c.parallel, t.num_experts if t.is_mixture else 0, t.ffn_size, name)
+    delta_heads = t.num_kv_heads if t.is_hybrid else 0
+    check_context(c.parallel, t.num_kv_heads, delta_heads, t.has_vision_tower, name)
+    # deepstack's two layers, or a gated delta net in each stage
+    check_pipeline(c.parallel, t.num_layers, name, 2 if t.has_vision_tower else 1)
+    if c.lora.rank and t.is_mixture:
+        check_expert_adapters(c.lora, name)
     has = {"vision": t.has_vision_tower, "in_proj": t.is_hybrid, "out_proj": t.is_hybrid}
     for target in c.lora.targets:
         if not has.get(target, True):
@@ -2323,8 +2288,6 @@ _CHECKS = (
     _check_rollout_is,
     _check_schedule,
     _check_tiny,
-    _check_context,
-    _check_stages,
     _check_lora,
     _check_tenants,
     _check_output,

@@ -150,7 +150,7 @@ def sample_answers(
         group, reason = next(iter(failures.items()))
         raise EnvironmentFault(
             f"the environments of all {len(failures)} prompts failed; {group}: {reason}",
-            "Correct rollout.environment, or raise rollout.environment_timeout_s.",
+            "Correct rollout.environment, or raise faults.hang_timeout_s.",
         )
     return samples, failures
 
