@@ -547,7 +547,6 @@ qwen3_4b_opd = Recipe(
 _SFT: Settings = {
     "sft.loss_mask": "assistant",
     "data.apply_chat_template": True,
-    "algorithm.use_reference": False,
 }
 _TINY_SFT: Settings = {
     "num_steps": 300,
@@ -607,7 +606,6 @@ _LORA_TENANTS: Settings = {
 }
 _TINY_TENANTS: Settings = {
     **_TINY_ARITHMETIC,
-    "rollout.devices_per_engine": 1,
     "tenants": {
         "addition": {"data.prompt_data": "arithmetic", "optim.learning_rate": 2e-3},
         "counting": {
@@ -629,7 +627,6 @@ qwen3_4b_multi_lora_grpo = Recipe(
         "910b": {
             **qwen3_4b_colocate.at["910b"],
             "rollout.engine": "transformers",
-            "rollout.devices_per_engine": 1,
             "rollout.batch_size": 32,
             "sampling.max_response_tokens": 2048,
             "rollout.eval_max_response_tokens": 4096,
