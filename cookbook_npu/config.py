@@ -1666,6 +1666,11 @@ class ConfigKey(NamedTuple):
     only: str  # where it exists, a condition as in `setting` with dotted words; "": everywhere
 
     @property
+    def where(self) -> str:
+        "Where the key exists, in words; empty: everywhere"
+        return " and ".join(in_words(part) for part in self.only.split(";") if part)
+
+    @property
     def acts(self) -> bool:
         "Whether its value changes metrics"
         return self.effect in ("metrics", "later")

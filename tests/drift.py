@@ -23,6 +23,7 @@ from nbconvert.preprocessors import RegexRemovePreprocessor
 
 ROOT = Path(__file__).resolve().parent.parent
 HAND_WRITTEN = (
+    "algorithms.toml",
     "expected.toml",
     "model/tiny_models",
     "names.toml",
