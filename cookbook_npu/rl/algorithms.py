@@ -17,12 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..config import (
-    AlgorithmConfig,
-    RunConfig,
-    build_config,
-    override,
-)
+from ..config import AlgorithmConfig, RunConfig, override
 from ..errors import ConfigError, DataError, import_own, nearest
 from ..rl.advantages import (
     discounted_returns,
