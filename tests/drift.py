@@ -23,7 +23,10 @@ from nbconvert.preprocessors import RegexRemovePreprocessor
 
 ROOT = Path(__file__).resolve().parent.parent
 HAND_WRITTEN = (
+    "algorithms.toml",
+    "expected.toml",
     "model/tiny_models",
+    "names.toml",
     "npu/simulator/csrc",
     "npu/stack/checks.toml",
     "npu/stack/compatibility.toml",

@@ -14,7 +14,7 @@ from cookbook_npu.config import config_keys
 
 # reached on 2026-11-29, and 1 % more where a number is large
 BUDGETS: dict[str, int] = {
-    "lines of front": 6990,
+    "lines of front": 6760,
     "lines of cluster": 2370,
     "lines of contrib": 720,
     "lines of data": 7660,
@@ -22,7 +22,7 @@ BUDGETS: dict[str, int] = {
     "lines of npu": 13160,
     "lines of plan": 3265,
     "lines of policy": 775,
-    "lines of rl": 1600,
+    "lines of rl": 1450,
     "lines of rollout": 3940,
     "lines of runs": 5035,
     "lines of targets": 240,
@@ -30,11 +30,11 @@ BUDGETS: dict[str, int] = {
     "lines of weights": 1015,
     "lines of the package": 57760,
     "notebooks": 172,
-    "configuration keys": 159,
-    "configuration errors": 65,
+    "configuration keys": 157,
+    "configuration errors": 56,
     "commands": 17,
     "options of commands": 65,
-    "lines of tests": 34000,
+    "lines of tests": 33960,
     "lines of notebook examples": 24450,
     "TEST_LOOPS": 1400,
 }

@@ -17,6 +17,11 @@ import pytest
 import yaml
 from places import ROOT
 
+VLLM = (
+    "rollout.devices_per_engine",
+    "rollout.memory_utilization",
+    "rollout.engine_args",
+)
 # one step of it takes seconds where kernels are formulas
 OVERRIDES = {
     "parallel.tensor": 1,
@@ -44,7 +49,7 @@ def a_run(recipe, family, changes=None, prompts="arithmetic", most=0.02):
 
 
 DENSE, HYBRID = ("qwen3_4b_colocate", "qwen3"), ("qwen3_5_9b_colocate", "qwen3_5")
-TENANTS = {"tenants": {"a": {}, "b": {"seed": 1}}, "rollout.engine_args": {}}
+TENANTS = {"tenants": {"a": {}, "b": {"seed": 1}}}
 SPLIT = {**TWO, "placement.trainer_devices": 1}
 TURNS = {
     "rollout.environment_arguments": {"compact": True},
@@ -88,10 +93,16 @@ def parameters(folder: Path, models: Path, run: str, name: str = "run", **change
         "prompts_per_step": 4,
         "samples_per_prompt": 4,
         "learning_rate": 1e-3,
-        "overrides": {**OVERRIDES, **own, **where, **changes},
     }
-    if recipe == "qwen3_4b_sft":  # samples nothing
-        del values["samples_per_prompt"]
+    absent = {
+        "qwen3_4b_sft": ("reward.", "rollout.", "samples_per_prompt"),  # samples nothing
+        "qwen3_4b_multi_lora_grpo": VLLM,
+    }.get(recipe, ())
+    base = {key: value for key, value in OVERRIDES.items() if not key.startswith(absent)}
+    values = {key: value for key, value in values.items() if not key.startswith(absent)}
+    values["overrides"] = {**base, **own, **where, **changes}
+    if recipe == "qwen3_4b_sft":
+        values["overrides"]["rollout.eval_every"] = 0
         values["overrides"]["optim.warmup_steps"] = 0
         values["overrides"]["optim.schedule"] = "constant"  # num_steps changes on resume
     file = folder / f"{name}.yaml"

@@ -15,7 +15,7 @@ SIGNATURES = {
     "RunConfig": None,  # its keys are the configuration: `cookbook-npu config --all`
     "config_keys": "model=RunConfig, prefix=''",
     "load_config": "path",
-    "override": "config, overrides",
+    "override": "config, overrides, given=None",
     "find_recipe": "name",
     "qwen3_30b_a3b_grpo": PRESET,
     "qwen3_4b_colocate": PRESET,
