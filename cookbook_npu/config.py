@@ -1268,6 +1268,11 @@ class OutputConfig(Config):
     trackers: tuple[TrackerName, ...] = setting(
         (), "experiment trackers: wandb, swanlab, mlflow"
     )
+    project: str | None = setting(
+        None,
+        "project of the trackers; experiment for mlflow (None: the recipe)",
+        only="trackers",
+    )
 
     @property
     def runs_folder(self) -> Path:

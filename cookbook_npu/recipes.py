@@ -625,7 +625,11 @@ qwen3_4b_multi_lora_grpo = Recipe(
         "laptop": _TINY_TENANTS,
         "cuda": {**_TINY_TENANTS, "placement.devices": 1},
         "910b": {
-            **qwen3_4b_colocate.at["910b"],
+            **{
+                key: value
+                for key, value in qwen3_4b_colocate.at["910b"].items()
+                if key not in ("rollout.devices_per_engine", "rollout.memory_utilization")
+            },
             "rollout.engine": "transformers",
             "rollout.batch_size": 32,
             "sampling.max_response_tokens": 2048,

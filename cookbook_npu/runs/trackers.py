@@ -344,7 +344,7 @@ def open_trackers(
     for name in dict.fromkeys(config.output.trackers):
         run = TrackerRun(
             folder=folder.trackers / name,
-            project=config.recipe,
+            project=config.output.project or config.recipe,
             name=folder.path.name,
             config=dict(config.flat()),
             run_id=ids.get(name),

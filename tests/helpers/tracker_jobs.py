@@ -42,6 +42,7 @@ def main(name, root, session):
         "output.trackers": [name],
         "output.root": root,
         "output.name": "run",
+        "output.project": "project",
     }
     config = override(qwen3_4b_colocate("laptop"), values)
     if session == "first":

@@ -52,7 +52,7 @@ def wandb_points(folder, run_id) -> Points:
                 run = record.run
                 assert (run.run_id, run.project, run.run_group) == (
                     run_id,
-                    "qwen3_4b_colocate",
+                    "project",
                     "run",
                 )
                 assert "optim.learning_rate" in {i.key for i in run.config.update}
