@@ -63,7 +63,7 @@ from .errors import (
     own_function,
     parse_json,
 )
-from .npu.role_variables import SHIMS_ENV
+from .npu.device import SHIMS_ENV
 from .removed import NAMES, REMOVED_KEYS
 from .targets.target import Scale, Target, find_target
 from .terminal import html_table

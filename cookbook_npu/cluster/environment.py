@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, nearest
-from ..npu.device import allowed_preload
-from ..npu.role_variables import INTERFACE_VARIABLES, ROLE_VARIABLES
+from ..npu.device import INTERFACE_VARIABLES, ROLE_VARIABLES, allowed_preload
 from ..npu.stack.doctor import is_secret
 
 # %% ../../nbs/cluster/00_environment.ipynb #81e112cb

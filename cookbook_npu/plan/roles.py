@@ -16,12 +16,13 @@ from typing import Any, Literal
 from ..cluster.environment import environment_lines, worker_env
 from ..config import RunConfig
 from ..errors import ConfigError
-from ..npu.device import NPU, allowed_preload
-from ..npu.role_variables import (
+from ..npu.device import (
     DETERMINISTIC,
+    NPU,
     ROLE_VARIABLES,
     SHELL_DECIDES,
     SHIMS_ENV,
+    allowed_preload,
 )
 from ..npu.stack.doctor import is_secret
 from .dimensions import Dimensions

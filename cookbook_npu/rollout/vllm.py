@@ -55,8 +55,7 @@ from ..errors import EngineError, MissingError, WeightUpdateError
 from ..heartbeat import report_progress
 from ..model.folder import longest_sequence, read_weights
 from ..model.lora import adapter_name
-from ..npu.device import probe
-from ..npu.role_variables import ROLE_VARIABLES
+from ..npu.device import ROLE_VARIABLES, probe
 from ..npu.shims import vllm_weights
 from ..npu.shims.memory_saver import expandable_segments
 from ..npu.shims.torchvision_ops import inspect_in_process, install_finder

@@ -28,7 +28,7 @@ BUDGETS: dict[str, int] = {
     "lines of targets": 240,
     "lines of train": 7700,
     "lines of weights": 1015,
-    "lines of the package": 57760,
+    "lines of the package": 57400,
     "notebooks": 172,
     "configuration keys": 158,
     "configuration errors": 56,

@@ -19,16 +19,14 @@ from typing import Any, Literal
 from ...errors import MissingError, nearest
 from ...npu.device import (
     A3_DEVICE,
+    DETERMINISTIC,
+    INTERFACE_VARIABLES,
     NPU,
+    SHELL_DECIDES,
     SOCS,
     allowed_preload,
     parse_visible_devices,
     preloaded_libraries,
-)
-from ...npu.role_variables import (
-    DETERMINISTIC,
-    INTERFACE_VARIABLES,
-    SHELL_DECIDES,
 )
 from . import stacks
 from .machine import GRAPH_FUNCTIONS, Machine

@@ -187,7 +187,7 @@ def imported(order: str) -> dict[str, str]:
     vLLM's own order of imports or in the product's"""
     import types
 
-    from cookbook_npu.npu.role_variables import ROLE_VARIABLES
+    from cookbook_npu.npu.device import ROLE_VARIABLES
 
     os.environ.update(ROLE_VARIABLES["rollout"])
     if order == "product":
