@@ -173,7 +173,7 @@ class Config(BaseModel):
 
     @classmethod
     def member(cls, given: Mapping[str, Any], outside: Mapping[str, Any]) -> type[Self]:
-        "Return this section with the keys that exist beside values of it and of other sections"
+        "Return this section with the keys that exist with these values of it and of other sections"
         gone: set[str] = set()
 
         def value_of(word: str) -> Any:
@@ -2288,7 +2288,7 @@ _CHECKS = (
 
 # %% ../nbs/01_config.ipynb #1f07d156
 def _not_here(key: str, where: str, given: Any, values: dict) -> tuple[str, str]:
-    "Return (what, remedy) of a key that does not exist beside the other values"
+    "Return (what, remedy) of a key that does not exist with the other values"
 
     def value_of(word: str) -> Any:
         tree: Any = values
@@ -2430,7 +2430,7 @@ def override(
     """Return a copy with new values; raises `ConfigError` with the nearest name of an unknown key
 
     A section in `overrides` sets the keys that it names and keeps its others. A key that does not exist
-    beside the new values is refused if it is `given`, else left out."""
+    with the new values is refused if it is `given`, else left out."""
     tree = config.model_dump()
     overrides = dict(flat_overrides(overrides))
     for key, value in overrides.items():

@@ -50,7 +50,7 @@ class CookbookError(Exception):
 
 # %% ../nbs/00_errors.ipynb #3676ef0b
 class _InputError(CookbookError):
-    "What somebody gave is wrong: IPython shows their own lines and the message"
+    "A wrong input: IPython shows the user's own lines and the message"
 
     def _render_traceback_(self) -> list[str]:
         paths = sysconfig.get_paths()
