@@ -444,7 +444,8 @@ def ask(
         asked, answers = Path(folder, "prompts.jsonl"), Path(folder, "answers.json")
         records = [_asked_record(one) for one in prompts]
         lines = [json.dumps({"label": "-", **record}) for record in records]
-        asked.write_text("\n".join(lines), encoding="utf-8")
+        different = list(dict.fromkeys(lines))  # data has each prompt once
+        asked.write_text("\n".join(different), encoding="utf-8")
         given = dict(run=str(run.path), step=step, max_tokens=max_tokens)
         given["data"] = str(asked) if lines else None
         given["images"] = "images" if any("images" in one for one in records) else None
@@ -454,6 +455,7 @@ def ask(
                 "cookbook-npu eval asks it in a terminal, with its output.",
             )
         found = json.loads(answers.read_text(encoding="utf-8"))
+        found = [found[different.index(one)] for one in lines] or found
     rows = (
         AnswerRow(shown, "" if prompts else label, ((text, None),), tuple(pictures))
         for shown, label, text, pictures in found
