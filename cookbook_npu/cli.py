@@ -146,8 +146,8 @@ def add_defaults(notebook: Path, given: Given) -> Given:
     if found.get("overrides") is ...:
         raise ConfigError(
             f"{notebook}: overrides is no literal in the cell of parameters, and a command replaces it",
-            "Write `overrides = None` there, and `overrides={...} | (overrides or {})` "
-            "in the recipe's call.",
+            "Write `overrides = None` there, and `overrides = {...} | (overrides or {})` "
+            "above the recipe's call.",
         )
     defaults = {
         name: value
