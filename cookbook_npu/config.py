@@ -483,40 +483,21 @@ Is the response correct and clear? Explain in two sentences, then write "Score: 
 class JudgeConfig(Config):
     """The scorer `judge`: a model behind an OpenAI-compatible endpoint grades the responses
 
-    A score is mapped from `scale` to 0 (worst) ... 1 (best)."""
+    A score of 0 (worst) to 10 (best) is a tenth of that. $JUDGE_API_KEY is sent where it is set."""
 
     url: str | None = setting(
         None, "base address of the endpoint, e.g. http://127.0.0.1:8000/v1", effect="later"
     )
     model: str | None = setting(None, "model name at the endpoint")
-    api_key_env: str | None = setting(
-        None,
-        "NAME of the environment variable with the API key (None: send no key)",
-        effect="none",
-    )
     template: str = setting(
         JUDGE_TEMPLATE,
         "the judge's user message; {prompt}, {response}, {answer} (the response after "
         "</think>) and {label} are replaced",
     )
-    pattern: str = setting(
-        r"(?i)score\b(?:\s*\([^)]*\))?(?:\s+(?:is|of|[-–—](?=\s)))?[\s:：=*_'\"`]*"
-        r"([-+−]?\d+(?:\.\d+)?)(?!\d|[.,–-]\d)",
-        "regular expression; the first group of its last match behind the reasoning of a reply "
-        "is the score",
-    )
-    scale: tuple[float, float] = setting(
-        (0.0, 10.0), "worst and best score; a score outside counts as missing"
-    )
-    max_reply_tokens: int = setting(
-        512,
-        "maximum length of a reply with its reasoning, tokens; a truncated reply has no score",
-        gt=0,
-    )
-    chat_template_kwargs: dict[str, Any] = setting(
+    request_args: dict[str, Any] = setting(
         {},
-        "arguments of the judge's chat template, for vLLM and SGLang: {enable_thinking: false} "
-        "turns off the reasoning of Qwen3 ({}: send none)",
+        "further fields of a request: max_tokens of a reply with its reasoning (512), or for vLLM "
+        "and SGLang chat_template_kwargs: {enable_thinking: false} turns off the reasoning of Qwen3",
     )
     max_requests: int | None = setting(
         None,
@@ -527,7 +508,7 @@ class JudgeConfig(Config):
 
     def check(self) -> None:
         "Raise `ConfigError` for settings with which no request can be sent"
-        address, name = urlsplit(self.url or ""), self.api_key_env or "NAME"
+        address, own = urlsplit(self.url or ""), {"model", "messages", "temperature"}
         # no message repeats a value that is, or holds, a secret
         for fine, what, remedy in (
             (
@@ -544,40 +525,21 @@ class JudgeConfig(Config):
             (
                 not address.username and not address.password,
                 f"url has a user or a password for {address.hostname}",
-                "The run folder would hold it: use reward.judge.api_key_env.",
+                "The run folder would hold it: export the key as JUDGE_API_KEY.",
             ),
             (
-                re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name),
-                "api_key_env is not the name of an environment variable",
-                "Export the key, as in JUDGE_API_KEY, and give that name; the key is never stored.",
+                not own & self.request_args.keys(),
+                f"request_args has one of {', '.join(sorted(own))}",
+                "Leave it out: the judge sets it.",
             ),
             (
                 {"{response}", "{answer}"} & set(re.findall(r"\{\w+\}", self.template)),
                 "template shows no response to the judge",
                 "Write {response} or {answer} into it.",
             ),
-            (
-                _groups(self.pattern),
-                f"pattern {self.pattern!r} is no regular expression with a group",
-                r"Put parentheses around the number, e.g. Score: (\d+).",
-            ),
-            (
-                self.scale[0] < self.scale[1],
-                f"scale is {self.scale}",
-                "Give the worst score, then the best one.",
-            ),
         ):
             if not fine:
                 raise ConfigError(f"reward.judge.{what}", remedy)
-
-# %% ../nbs/01_config.ipynb #7d39d73d
-def _groups(pattern: str) -> int:
-    "Return the number of groups of a regular expression; 0 for a text that is none"
-    try:
-        return re.compile(pattern).groups
-    except re.error:
-        return 0
-
 
 # %% ../nbs/01_config.ipynb #76c81615
 class RewardConfig(Config):
@@ -765,7 +727,7 @@ PolicyLoss = Literal["ppo", "gspo", "gmpo", "cispo", "sapo", "dppo_tv", "dppo_kl
 LossAggMode = Literal[
     "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm", "group-mean"
 ]
-KlEstimator = Literal["k1", "k2", "k3", "low_var_kl"]
+KlEstimator = Literal["k1", "k2", "k3", "k3_unbiased", "low_var_kl"]
 RolloutIS = Literal["none", "truncate", "mask", "reject"]
 RolloutISLevel = Literal["token", "sequence", "geometric"]
 REINFORCE = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
@@ -809,13 +771,6 @@ class AlgorithmConfig(Config):
         "normalize advantages to mean 0 and variance 1 over all tokens of the rollout",
         only=unless("advantage_estimator", "gdpo", *REINFORCE),
         off=True,  # REINFORCE++ always does, its paper says so
-    )
-    gamma: float = setting(
-        1.0,
-        "discount per token",
-        gt=0,
-        le=1,
-        only=when("advantage_estimator", *REINFORCE, "gae"),
     )
     gae_lambda: float = setting(
         1.0,
@@ -882,10 +837,9 @@ class AlgorithmConfig(Config):
         & unless("kl_loss_coef")
         & unless("advantage_estimator", "gdpo"),
     )
-    kl_loss_type: KlEstimator = setting("low_var_kl", "KL estimator", only=WITH_REFERENCE)
-    kl_unbiased: bool = setting(
-        False,
-        "weight the KL term by the importance ratio to the old policy",
+    kl_loss_type: KlEstimator = setting(
+        "low_var_kl",
+        "KL estimator; k3_unbiased: k3 times the importance ratio to the old policy",
         only=WITH_REFERENCE,
     )
     entropy_coef: float = setting(0.0, "coefficient of the entropy bonus")
@@ -903,11 +857,8 @@ class AlgorithmConfig(Config):
     rollout_is_level: RolloutISLevel = setting(
         "token", "unit of an importance ratio", only=WITH_RATIOS
     )
-    rollout_is_threshold_lower: float = setting(
-        0.0, "lower bound of the importance ratio", ge=0, only=WITH_RATIOS
-    )
-    rollout_is_threshold: float = setting(
-        2.0, "upper bound of the importance ratio", gt=0, only=WITH_RATIOS
+    rollout_is_bounds: tuple[float, float] = setting(
+        (0.0, 2.0), "lower and upper bound of the importance ratio", only=WITH_RATIOS
     )
     rollout_is_veto_threshold: float | None = setting(
         None,
@@ -922,6 +873,21 @@ class AlgorithmConfig(Config):
         gt=0,
         only=unless("advantage_estimator", "gdpo", "gae", "reinforce_plus_plus"),
     )
+
+    @property
+    def rollout_is_threshold_lower(self) -> float:
+        "Lower bound of the importance ratio"
+        return self.rollout_is_bounds[0]
+
+    @property
+    def rollout_is_threshold(self) -> float:
+        "Upper bound of the importance ratio"
+        return self.rollout_is_bounds[1]
+
+    @property
+    def kl_unbiased(self) -> bool:
+        "Whether the KL term is weighted by the importance ratio to the old policy"
+        return self.kl_loss_type == "k3_unbiased"
 
     @property
     def has_token_rewards(self) -> bool:
@@ -1291,11 +1257,6 @@ class OutputConfig(Config):
     )
     trackers: tuple[TrackerName, ...] = setting(
         (), "experiment trackers: wandb, swanlab, mlflow"
-    )
-    project: str | None = setting(
-        None,
-        "project of the trackers; experiment for mlflow (None: the recipe)",
-        only=when("trackers"),
     )
 
     @property
@@ -1776,7 +1737,7 @@ def flat_overrides(
 def _has_token_advantages(c: RunConfig) -> bool:
     "Whether the tokens of a response have different advantages"
     a = c.algorithm
-    differ = a.has_token_rewards and (a.kl_in_reward or a.gamma < 1)
+    differ = a.has_token_rewards and a.kl_in_reward
     return bool(c.has_critic or c.teachers or differ)
 
 
@@ -1851,7 +1812,7 @@ _REQUIRED: tuple[_Required, ...] = (
         "Dynamic sampling of a colocated run needs every group",
     ),
     (
-        "an advantage for each token (a critic, a teacher, or REINFORCE++ with kl_in_reward or gamma)",
+        "an advantage for each token (a critic, a teacher, or REINFORCE++ with kl_in_reward)",
         lambda c: c.algorithm.loss in ("gspo", "gmpo") and _has_token_advantages(c),
         {"algorithm.loss": "ppo"},
         "GSPO and GMPO have one ratio and one advantage for a response",
@@ -2058,11 +2019,10 @@ def _check_loss(c: RunConfig) -> None:
             f"and a global batch of {c.global_batch_size}",
             "Make train.global_batch_size a multiple of samples_per_prompt.",
         )
-    if not a.rollout_is_threshold_lower <= 1 <= a.rollout_is_threshold:
+    if not 0 <= a.rollout_is_threshold_lower <= 1 <= a.rollout_is_threshold:
         raise ConfigError(
-            f"algorithm.rollout_is_threshold_lower is {a.rollout_is_threshold_lower}, "
-            f"algorithm.rollout_is_threshold is {a.rollout_is_threshold}",
-            "Make them an interval that holds 1.",
+            f"algorithm.rollout_is_bounds is {a.rollout_is_bounds}",
+            "Make it an interval above 0 that holds 1.",
         )
 
 
@@ -2446,21 +2406,47 @@ def save_config(config: RunConfig, path: Path | str) -> None:
     )
 
 
+def _stored(values: Any, key: str) -> Any:
+    "Return the value of a dotted key; None without one"
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
+
+
+def _moved(removed: Mapping[str, Any]) -> dict[str, Any]:
+    "Return the keys that now hold the values of removed ones"
+    moved: dict[str, Any] = {}
+    if removed.get("faults.on_failure") == "fail":
+        moved["faults.max_restarts"] = 0
+    if removed.get("algorithm.kl_unbiased"):
+        moved["algorithm.kl_loss_type"] = "k3_unbiased"
+    if upper := removed.get("algorithm.rollout_is_threshold"):
+        lower = removed.get("algorithm.rollout_is_threshold_lower") or 0.0
+        moved["algorithm.rollout_is_bounds"] = (lower, upper)
+    sent = {
+        "max_tokens": removed.get("reward.judge.max_reply_tokens"),
+        "chat_template_kwargs": removed.get("reward.judge.chat_template_kwargs"),
+    }
+    if request := {name: value for name, value in sent.items() if value}:
+        moved["reward.judge.request_args"] = request
+    return moved
+
+
 def stored_config(values: Any) -> RunConfig:
     "Build the configuration of a config.json; keys may be those of the last release"
     if isinstance(values, dict):
         values = copy.deepcopy(values)
+        for key, value in _moved({k: _stored(values, k) for k in REMOVED_KEYS}).items():
+            _set(values, key, value)
         for old, new in RENAMED.items():
             section, name = old.split(".")
             part = values.get(section)
             if isinstance(part, dict) and name in part:
                 part[new.split(".")[1]] = part.pop(name)
-        faults = values.get("faults")
-        if isinstance(faults, dict) and faults.get("on_failure") == "fail":
-            faults["max_restarts"] = 0
         for key in REMOVED_KEYS:
             _drop(values, key.split("."))
         for tenant in (values.get("tenants") or {}).values():
+            tenant |= _moved(tenant)
             for key in [
                 k for k in tenant if k in REMOVED_KEYS or k.startswith("warm_start.")
             ]:
