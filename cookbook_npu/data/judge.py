@@ -382,9 +382,9 @@ def _why_unusable(config: JudgeConfig, settings: dict[str, Any]) -> tuple[str, s
         why = f"is not reachable ({type(e).__name__} {e}".rstrip()
         return f"{why})", _START
     if response.status_code in (401, 403):
-        key = f"the key in {KEY_ENV}" if api_key() else f"a request without {KEY_ENV}"
+        sent = "is sent" if api_key() else "is not set"
         return (
-            f"refuses {key} ({response.status_code})",
+            f"refuses the API key ({response.status_code}; {KEY_ENV} {sent})",
             f"Export a valid key as {KEY_ENV}.",
         )
     if not served:
