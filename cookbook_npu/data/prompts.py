@@ -398,16 +398,13 @@ class SourceReader:
         config, most = self.config, self.config.eval_prompts
         if config.eval_data:
             if len(self.held_out) > most:
-                print(
-                    f"{config.eval_data}: {most} of {len(self.held_out)} evaluated "
-                    "(data.eval_prompts)",
-                    flush=True,
-                )
+                share = f"{most} of {len(self.held_out)} evaluated (data.eval_prompts)"
+                print(f"{config.eval_data}: {share}", flush=True)
             return self.held_out[:most]
         tasks = [n for n in config.mixture or [config.prompt_data] if n in GENERATED]
         return [p for n in tasks for p in self.from_task(n, most // len(tasks))[0]]
 
-
+# %% ../../nbs/data/04_prompts.ipynb #142b1f9f
 @dataclass(frozen=True)
 class PromptReader(SourceReader):
     "Makes prompts from records and generated problems"
@@ -438,14 +435,12 @@ class PromptReader(SourceReader):
         folder: Path = Path(),  # base of relative image paths
     ) -> Prompt:
         "The prompt of a record"
-        config = self.config
-        content, label = read_fields(
-            record, place, schema, config.input_key, config.label_key
-        )
-        values = read_images(record, place, config.image_key or schema.images, content)
+        data = self.config
+        content, label = read_fields(record, place, schema, data.input_key, data.label_key)
+        values = read_images(record, place, data.image_key or schema.images, content)
         images = read_pictures(values, self.processor, place, prompt_id, folder)
         own: dict[str, Any] = dict(prompt_id=prompt_id, label=label, images=images)
-        own["metadata"] = read_metadata(record, place, schema, config.metadata_keys)
+        own["metadata"] = read_metadata(record, place, schema, data.metadata_keys)
         own["tools"] = checked_tools(record.get("tools"), place)
         return self._prompt(content, own | {"place": place})
 
@@ -460,15 +455,11 @@ class PromptReader(SourceReader):
             images = read_pictures(pictures, self.processor, problem.name, name)
             own: dict[str, Any] = dict(prompt_id=name, label=problem.label, images=images)
             own |= dict(metadata=problem.metadata, place=problem.name)
-            prompts.append(self._prompt(self._content(problem), own))
+            system = problem.system and self.format.chat
+            content = problem_messages(problem) if system else problem.prompt
+            prompts.append(self._prompt(content, own))
             self._check_length(prompts[-1])
         return prompts
-
-    def _content(self, problem: Problem | Puzzle) -> str | list[dict[str, Any]]:
-        "The text of a problem; for a chat model with its system message"
-        if not (problem.system and self.format.chat):
-            return problem.prompt
-        return problem_messages(problem)
 
     def _prompt(
         self, content: str | list[dict[str, Any]], own: dict[str, Any]

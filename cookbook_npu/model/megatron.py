@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['CONTEXT_ALGORITHMS', 'RECOMPUTE', 'ADAM_BETA1', 'ADAM_EPS', 'Layout', 'local_device', 'current_layout',
            'init_parallel', 'destroy_parallel', 'ContextNames', 'run_options', 'mindspeed_options', 'MegatronModel',
-           'megatron_config', 'ddp_options', 'load_model', 'load_adapters', 'free_megatron_buffers', 'export_adapter',
-           'export_weights', 'uses_decoupled_grad', 'Optimizer', 'optimizer_options', 'build_optimizer']
+           'check_layout', 'megatron_config', 'ddp_options', 'load_model', 'load_adapters', 'free_megatron_buffers',
+           'export_adapter', 'export_weights', 'uses_decoupled_grad', 'Optimizer', 'optimizer_options',
+           'build_optimizer']
 
 # %% ../../nbs/model/03_megatron.ipynb #eab11872
 import importlib
@@ -207,7 +208,7 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
     ),
 }
 
-
+# %% ../../nbs/model/03_megatron.ipynb #224bd810
 def run_options(
     model: ModelConfig,
     parallel: ParallelConfig,
@@ -356,6 +357,22 @@ class MegatronModel:
         "Return the flat gradient buffers: device tensors that each step clears"
         return [b.grad_data for b in (*self.ddp.buffers, *self.ddp.expert_parallel_buffers)]
 
+# %% ../../nbs/model/03_megatron.ipynb #f2984d8d
+def check_layout(
+    values: Mapping[str, Any],  # the architecture, by Megatron's names
+    parallel: ParallelConfig,
+    name: str,  # of the model, for messages
+    has_vision: bool,
+    least: int,  # layers of a pipeline stage
+) -> None:
+    "Raise `ConfigError` for a layout that the model of a folder cannot be divided into"
+    check_split(values, parallel.tensor, name)
+    check_pipeline(parallel, values["num_layers"], name, least)
+    experts = values.get("num_moe_experts") or 0
+    check_experts(parallel, experts, values.get("moe_ffn_hidden_size") or 0, name)
+    key_heads = values.get("linear_num_key_heads") or 0
+    check_context(parallel, values["num_query_groups"], key_heads, has_vision, name)
+
 # %% ../../nbs/model/03_megatron.ipynb #afd3ffdb
 def megatron_config(
     path: Path,  # Hugging Face folder
@@ -381,21 +398,7 @@ def megatron_config(
     values = hf_to_mcore_config(hf)
     if frozen and not values.get("num_moe_experts"):
         parallel = parallel.model_copy(update={"expert": 1})
-    check_split(values, parallel.tensor, str(path))
-    check_pipeline(parallel, values["num_layers"], str(path), least)
-    check_experts(
-        parallel,
-        values.get("num_moe_experts") or 0,
-        values.get("moe_ffn_hidden_size") or 0,
-        str(path),
-    )
-    check_context(
-        parallel,
-        values["num_query_groups"],
-        values.get("linear_num_key_heads") or 0,
-        hasattr(hf, "vision_config"),
-        str(path),
-    )
+    check_layout(values, parallel, str(path), hasattr(hf, "vision_config"), least)
     given = megatron_args or {}
     check_argument_names("train.megatron_args", given, BridgeConfig.__dataclass_fields__)
     for name in given.keys() & values.keys():

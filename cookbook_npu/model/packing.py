@@ -205,7 +205,7 @@ def _shared_fields(samples: Sequence[Any]) -> dict[str, Any]:
         fields["image_grid_thw"] = torch.tensor(grids, dtype=torch.long)
     return fields
 
-
+# %% ../../nbs/model/01_packing.ipynb #44858a30
 def _first_places(samples: Sequence[Tokens], starts: Sequence[int]) -> list[int]:
     "Return, for each token of a row, where the first sample with the same prompt has it"
     places = [*range(starts[-1])]

@@ -44,9 +44,8 @@ DENSE = {
     "qwen2": Dense(False, True),
     "llama": Dense(False, False),
 }
-FAMILIES = tuple(
-    dict.fromkeys((*get_args(Family), *DENSE))
-)  # of folders that a run accepts
+# of folders that a run accepts
+FAMILIES = tuple(dict.fromkeys((*get_args(Family), *DENSE)))
 # options of these families that the trainer's model does not have
 _UNSUPPORTED = ("attention_bias", "mlp_bias", "use_sliding_window")
 
@@ -88,19 +87,12 @@ class Dimensions:
     in_flight: int = 1  # micro-batches whose activations a pipeline stage keeps
 
     @property
-    def q(self) -> int:
-        "Total width of the query heads"
+    def q(self) -> int:  # width of all query heads
         return self.heads * self.head_dim
 
     @property
-    def k(self) -> int:
-        "Total width of the key (or value) heads"
+    def k(self) -> int:  # width of all key heads, or value heads
         return self.kv_heads * self.head_dim
-
-    @property
-    def attention(self) -> Dense:
-        "Return the norms and biases of its attention"
-        return DENSE.get(self.family, DENSE["qwen3"])
 
     @property
     def has_vision(self) -> bool:
@@ -322,8 +314,9 @@ def _attention(d: Dimensions) -> Count:
     "Return the count of an attention layer, with query, key and input norms"
     queries = 2 * d.q if d.gate else d.q
     projections = d.hidden * (queries + 2 * d.k) + d.q * d.hidden
-    biases = queries + 2 * d.k if d.attention.bias else 0
-    norms = 2 * d.head_dim if d.attention.head_norms else 0
+    dense = DENSE.get(d.family, DENSE["qwen3"])
+    biases = queries + 2 * d.k if dense.bias else 0
+    norms = 2 * d.head_dim if dense.head_norms else 0
     return Count("attention", projections + biases, norms + d.hidden)
 
 

@@ -7,14 +7,14 @@ __all__ = ['ELEMENT_BYTES', 'TINY_VOCABULARY', 'HOST_STATE_BYTES', 'PATCHES_PER_
            'CONTEXT_BYTES', 'COMMUNICATOR_BYTES', 'OTHER_BYTES', 'ALLOCATOR_BYTES', 'GRAPH_FAMILIES', 'SAMPLED_ROWS',
            'GRAPH_STREAMS', 'GROUP_STREAMS', 'PREFILL_TOKENS', 'HANDLE_RESERVE', 'Component', 'MemoryPhase', 'model_of',
            'stages_of', 'largest_stage', 'trainer_parameters', 'optimizer_share', 'trainer_state', 'critic_parameters',
-           'slot_bytes', 'adapter_parameters', 'trained_parameters', 'host_optimizer_bytes', 'layer_elements',
-           'micro_batch', 'rank_share', 'activations', 'logits', 'most_image_tokens', 'tower_activations', 'training',
-           'critic_training', 'scoring', 'communicators', 'planned_communicator_bytes', 'release_before', 'graph_mode',
-           'responses_in_flight', 'graphs_of_a_size', 'graph_streams', 'capture_sizes', 'pass_bytes', 'device_overhead',
-           'allocator_cache', 'kv_bytes', 'engine_work', 'kv_cache_bytes', 'engine_components', 'cache_tokens',
-           'capacity_of', 'planned_cache', 'teachers_of', 'sent_bytes', 'HandleNeeds', 'planned_backend',
-           'keeps_frozen', 'engine_keeps_frozen', 'memory_phases', 'check_fits', 'largest_part', 'tight_phases',
-           'host_bytes']
+           'slot_bytes', 'adapter_parameters', 'trained_parameters', 'host_optimizer_bytes', 'offloaded_bytes',
+           'layer_elements', 'micro_batch', 'rank_share', 'activations', 'logits', 'most_image_tokens',
+           'tower_activations', 'training', 'critic_training', 'scoring', 'communicators', 'planned_communicator_bytes',
+           'release_before', 'graph_mode', 'responses_in_flight', 'graphs_of_a_size', 'graph_streams', 'capture_sizes',
+           'pass_bytes', 'device_overhead', 'allocator_cache', 'kv_bytes', 'engine_work', 'kv_cache_bytes',
+           'engine_components', 'cache_tokens', 'capacity_of', 'planned_cache', 'teachers_of', 'sent_bytes',
+           'HandleNeeds', 'planned_backend', 'keeps_frozen', 'engine_keeps_frozen', 'memory_phases', 'check_fits',
+           'largest_part', 'tight_phases', 'host_bytes']
 
 # %% ../../nbs/plan/01_memory.ipynb #4d9b1f95
 import os
@@ -204,6 +204,13 @@ def host_optimizer_bytes(
 ) -> int:
     "Return the host memory of an offloaded optimizer per rank (0 without offload)"
     return HOST_STATE_BYTES * share if config.optim.cpu_offload else 0
+
+
+def offloaded_bytes(d: Dimensions, config: RunConfig) -> int:
+    "Return the host memory of the offloaded optimizers of policy and critic, per rank"
+    models = [trained_parameters(d, config)]
+    models += [critic_parameters(d, config)] if config.has_critic else []
+    return host_optimizer_bytes(sum(optimizer_share(d, config, n) for n in models), config)
 
 # %% ../../nbs/plan/01_memory.ipynb #b65620e5
 def layer_elements(d: Dimensions, tensor: int = 1) -> int:
@@ -457,7 +464,7 @@ def graph_mode(config: RunConfig) -> tuple[str, str]:
         return "off", "tenants do not compare graphs with eager decoding after an update"
     return "FULL_DECODE_ONLY", "tests replay them after weight updates and sleep"
 
-
+# %% ../../nbs/plan/01_memory.ipynb #3bf4d882
 SAMPLED_ROWS = 256  # maximum batch size of vLLM
 GRAPH_STREAMS = 2048 - 248  # of a device for captured graphs; the others stay free
 GROUP_STREAMS = 40  # a communicator takes so many
@@ -508,7 +515,7 @@ def capture_sizes(config: RunConfig) -> list[int]:
         sizes = [sizes[round(i * (len(sizes) - 1) / (fit - 1))] for i in range(fit)]
     return sizes
 
-
+# %% ../../nbs/plan/01_memory.ipynb #9187f386
 def pass_bytes(d: Dimensions, config: RunConfig, tokens: int) -> int:
     "Return the activations of a pass of vLLM"
     each = config.rollout.devices_per_engine

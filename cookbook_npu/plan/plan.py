@@ -32,18 +32,16 @@ from ..plan.memory import (
     capacity_of,
     capture_sizes,
     check_fits,
-    critic_parameters,
     device_overhead,
     engine_keeps_frozen,
     graph_mode,
     graph_streams,
-    host_optimizer_bytes,
     keeps_frozen,
     largest_stage,
     memory_phases,
     micro_batch,
     model_of,
-    optimizer_share,
+    offloaded_bytes,
     planned_backend,
     planned_cache,
     sent_bytes,
@@ -447,12 +445,7 @@ class RunPlan:
 
     def _host_lines(self) -> list[str]:
         "Return the line about the optimizers on the host"
-        stage = largest_stage(self.model, self.config)
-        models = [trained_parameters(stage, self.config)]
-        if self.config.has_critic:
-            models.append(critic_parameters(stage, self.config))
-        share = sum(optimizer_share(stage, self.config, n) for n in models)
-        nbytes = host_optimizer_bytes(share, self.config)
+        nbytes = offloaded_bytes(largest_stage(self.model, self.config), self.config)
         if not nbytes:
             return []
         return [f"  on the host: the optimizer, {_bytes(nbytes)} for each trainer rank"]

@@ -377,7 +377,7 @@ def _answer_here(given: Mapping[str, Any]) -> list[tuple[str, str, str, list[str
     pictures = [sample_images(s.images, of_run.data.task) for s in samples]
     return list(zip(shown, labels, texts, pictures, strict=True))
 
-
+# %% ../../nbs/policy/01_evaluate.ipynb #cf6d42a0
 def _write_answers(given: Mapping[str, Any], file: str) -> None:
     apply_threads(os.environ)
     Path(file).write_text(json.dumps(_answer_here(given)), encoding="utf-8")
@@ -410,7 +410,7 @@ def _answer_there(given: Mapping[str, Any], file: Path, config: RunConfig) -> st
     lines = log.read_text("utf-8", "replace").strip().splitlines()
     return (lines[-1:] or [f"exit code {status}"])[0] if status else ""
 
-
+# %% ../../nbs/policy/01_evaluate.ipynb #d307445d
 def _asked_record(prompt: str | Mapping[str, Any]) -> Mapping[str, Any]:
     "A prompt of `ask` as a record; raises `ConfigError` for one without a text"
     record = {"prompt": prompt} if isinstance(prompt, str) else prompt

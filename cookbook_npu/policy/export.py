@@ -152,7 +152,7 @@ def merge_policy(run: RunFolder, adapter: Path, target: Path) -> None:
     scale = config.lora.alpha / config.lora.rank
     write_hf_folder(target, base, dict(merge_adapter(weights, added, scale)))
 
-
+# %% ../../nbs/policy/00_export.ipynb #7663d7e4
 @contextmanager
 def policy_folder(
     run: RunFolder, checkpoint: Checkpoint, adapter: bool = False

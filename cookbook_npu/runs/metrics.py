@@ -322,7 +322,6 @@ class SpanLog:
             times, self.times = self.times, {}
         return times
 
-
 # %% ../../nbs/runs/01_metrics.ipynb #5pan0012
 def load_spans(path: Path | str) -> list[RoleSpan]:
     """Return the spans of a run folder or a spans.jsonl in file order; empty if there are none.
