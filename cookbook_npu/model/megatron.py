@@ -141,11 +141,7 @@ def current_layout(parallel: ParallelConfig) -> Layout:
     )
 
 # %% ../../nbs/model/03_megatron.ipynb #2cd94777
-def init_parallel(
-    parallel: ParallelConfig,
-    seed: int,
-    timeout_s: float = 1800.0,  # of a collective
-) -> Layout:
+def init_parallel(parallel: ParallelConfig, seed: int, timeout_s: float = 1800.0) -> Layout:
     "Join the trainer's process group, create Megatron's groups and seed all generators"
     if {"megatron.core", "transformer_engine"} - sys.modules.keys():
         raise ShimError(
@@ -261,7 +257,7 @@ class MegatronModel:
     layout: Layout
     hf_path: Path
     vocab_size: int  # of the Hugging Face model; Megatron pads to a multiple of TP
-    adapter_scale: float | None = None  # alpha / rank; None: all weights are trained
+    adapter_scale: float | None = None  # alpha / rank; None if all weights are trained
     adapter: str = ADAPTER  # peft's name of the trained adapter
     summed: bool = False  # this step's gradients have been summed over ranks
     # that replay the experts of the rollout; empty without routing replay
@@ -496,9 +492,7 @@ def _build(config: Any, path: Path, model: ModelConfig) -> Any:
 def ddp_options() -> dict[str, Any]:
     "Return the keywords of DistributedDataParallelConfig"
     return dict(
-        grad_reduce_in_fp32=True,
-        use_distributed_optimizer=True,
-        overlap_grad_reduce=False,
+        grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=False
     )
 
 
@@ -740,20 +734,14 @@ def optimizer_options(optim: OptimConfig) -> dict[str, Any]:
     )
 
 
-def build_optimizer(
-    model: MegatronModel,
-    optim: OptimConfig,
-    num_steps: int,  # of the run, for the schedule
-) -> Optimizer:
+def build_optimizer(model: MegatronModel, optim: OptimConfig, num_steps: int) -> Optimizer:
     "Return Megatron's distributed Adam for a model"
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
     check_schedule(optim, num_steps)
     dtype = model.config.params_dtype
     config = OptimizerConfig(
-        **optimizer_options(optim),
-        params_dtype=dtype,
-        bf16=dtype is torch.bfloat16,
+        **optimizer_options(optim), params_dtype=dtype, bf16=dtype is torch.bfloat16
     )
     megatron = get_megatron_optimizer(config, [model.ddp], use_gloo_process_groups=False)
     scheduler = _schedule(megatron, optim, num_steps)

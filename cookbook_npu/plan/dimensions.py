@@ -176,7 +176,8 @@ def dimensions_of(config: Mapping[str, Any], name: str = "model") -> Dimensions:
     for option in _UNSUPPORTED:
         if text.get(option):
             raise ConfigError(
-                f"{name} has {option}, which the trainer lacks", "Use another model."
+                f"{name} has {option}, which the trainer does not support",
+                "Use another model.",
             )
     try:
         return _dimensions_of(family, config, text, name)
@@ -238,8 +239,7 @@ def published_dimensions(name: str) -> Dimensions:
 
 
 def dimensions_of_folder(
-    folder: str
-    | Path,  # Hugging Face folder, id of a hub, or the name of a published model
+    folder: str | Path,  # Hugging Face folder, id of a hub, or name of a published model
 ) -> Dimensions:
     """Return the dimensions of a model folder; a missing folder is recognized by its name
 
@@ -260,10 +260,7 @@ def dimensions_of_folder(
     )
 
 # %% ../../nbs/plan/00_dimensions.ipynb #60ce2f97
-def dimensions_of_tiny(
-    tiny: TinyConfig,
-    vocab: int,  # size of its vocabulary
-) -> Dimensions:
+def dimensions_of_tiny(tiny: TinyConfig, vocab: int) -> Dimensions:
     "Return the dimensions of a tiny model, without a vision tower"
     dimensions = Dimensions(
         name=f"tiny {tiny.family}",
@@ -386,10 +383,7 @@ def parameters_per_rank(
     return held + padding // tensor
 
 # %% ../../nbs/plan/00_dimensions.ipynb #ab9499c9
-def pipeline_stages(
-    d: Dimensions,
-    pipeline: int,  # PP
-) -> list[Dimensions]:
+def pipeline_stages(d: Dimensions, pipeline: int) -> list[Dimensions]:
     "Return the first and the last pipeline stage of a model, or the model of PP 1"
     check_pipeline(ParallelConfig(pipeline=pipeline), d.layers, d.name, d.least_layers)
     if pipeline == 1:
