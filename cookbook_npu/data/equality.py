@@ -266,10 +266,8 @@ def _value(node: ast.expr) -> Fraction:
     return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))  # type: ignore[index]
 
 
-def evaluate_expression(
-    expression: str,  # digits, + - * / and parentheses; no unary minus
-) -> Fraction | None:  # exact; None for other text and divisions by zero
-    "The value of an arithmetic expression"
+def evaluate_expression(expression: str) -> Fraction | None:
+    "The exact value of digits, + - * / and parentheses; None for other text and divisions by zero"
     if not _EXPRESSION.fullmatch(expression):
         return None
     plain = re.sub(r"\b0+(?=\d)", "", " ".join(expression.split()))

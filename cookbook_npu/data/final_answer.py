@@ -316,9 +316,7 @@ _NO_UNIT = frozenset(  # words that change a value, or that connect two
 def _unit(words: str, power: str | None) -> str:
     "A unit as it is abbreviated: m^2 for square meters"
     power = re.sub(r"[{}]", "", power or "")
-    names = [
-        re.sub(r"(?<=\w\w)s$", "", word) for word in re.split(r"[\s.~]+", words) if word
-    ]
+    names = [re.sub(r"(?<=\w\w)s$", "", w) for w in re.split(r"[\s.~]+", words) if w]
     if len(names) > 1 and names[0] in _POWERS:
         power = _POWERS[names.pop(0)]
     names = [name.replace("metre", "meter").replace("litre", "liter") for name in names]
@@ -402,9 +400,7 @@ _SAID = re.compile(
     r"|answer[*\s]*(?=\$|\\[(\[])|答案[是为:=\s*]*",
     re.IGNORECASE,
 )
-_NO_CLAIM = re.compile(
-    r"(?:in)?correct\b|right\b|wrong\b|unique\b|as follows", re.IGNORECASE
-)
+_NO_CLAIM = re.compile(r"(?:in)?correct\b|right\b|wrong\b|unique\b|as follows", re.I)
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|[.?;](?=[\s\"')*\]]|$|[A-Z])|(?<=!)\s(?=[A-Z])")
 _REMARK = re.compile(  # (see step 2)

@@ -200,9 +200,7 @@ def read_inputs(
         else:
             load_function(scorer, config.reward.arguments.get(scorer))
     records = records or RecordCache()
-    own = {
-        name: read_inputs(one, files, records) for name, one in config.of_tenants.items()
-    }
+    own = {n: read_inputs(c, files, records) for n, c in config.of_tenants.items()}
     inputs = Inputs(config, environment, records, own)
     if files:
         inputs.check_source("prompt_data", config.data.prompt_data)

@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['Outcome', 'MAX_PROMPT_CHARS', 'InitialTokens', 'RangeSet', 'Draw', 'PromptDataset', 'EpochOrder', 'take_turns',
            'MixedOrder', 'LoadedSource', 'choose_schema', 'chat_format', 'drawings', 'read_pictures', 'SourceReader',
-           'PromptReader', 'task_key', 'PromptFilter', 'folder_of', 'image_files', 'load_source', 'image_processor',
-           'load_prompts']
+           'PromptReader', 'task_key', 'PromptFilter', 'folder_of', 'image_files', 'image_processor', 'load_prompts']
 
 # %% ../../nbs/data/04_prompts.ipynb #4043db12
 import hashlib
@@ -533,7 +532,7 @@ class PromptReader(SourceReader):
         self,
         name: str,
         held_out: int | None = None,
-        without: frozenset[str] = frozenset(),  # no file has problems of a task
+        without: frozenset[str] = frozenset(),
     ) -> tuple[list[Prompt], str]:
         task = generated_task(name, self.config.task)
         if held_out is not None and len(task.held_out) < held_out:
@@ -635,17 +634,6 @@ def image_files(
             if isinstance(value, str) and value and not value.startswith("data:"):
                 yield folder_of(source) / value
 
-
-def load_source(
-    source: str | Path,
-    config: DataConfig,
-    tokenizer: "PreTrainedTokenizerBase",
-    without: frozenset[str] = frozenset(),
-    processor: ImageProcessor | None = None,  # None: images are refused
-    initial_tokens: InitialTokens | None = None,  # None without an environment
-) -> LoadedSource:
-    "Read a source of prompts as `PromptReader.read` does"
-    return PromptReader(config, tokenizer, processor, initial_tokens).read(source, without)
 
 # %% ../../nbs/data/04_prompts.ipynb #14436d2d
 def image_processor(hf_path: str | Path, config: DataConfig) -> ImageProcessor | None:

@@ -46,7 +46,7 @@ Difference = tuple[str, Any, Any]  # name, value in A, value in B
 
 @dataclass(frozen=True)
 class Final:
-    "A final number of a run with its standard error; None: not measured, or a single value"
+    "A final number of a run with its standard error; None if not measured, or a single value"
 
     value: float | None
     error: float | None = None
@@ -285,9 +285,7 @@ def why_not_bitwise(
 def _settings(configs: Sequence[RunConfig]) -> dict[str, tuple[Any, ...]]:
     "Return the settings that influence the numbers and differ"
     flat = [dict(config.flat()) | {"tenants": sorted(config.tenants)} for config in configs]
-    keys = [
-        key for key in dict.fromkeys(k for f in flat for k in f) if key_table()[key].acts
-    ]
+    keys = [k for k in dict.fromkeys(k for f in flat for k in f) if key_table()[k].acts]
     for values, config in zip(flat, configs, strict=True):
         for name, tenant in config.of_tenants.items():
             values |= {f"tenants.{name}.{key}": value for key, value in tenant.flat()}

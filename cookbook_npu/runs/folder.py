@@ -60,8 +60,7 @@ from ..parameters import settings_record
 # %% ../../nbs/runs/00_folder.ipynb #eaaa620b
 @contextmanager
 def storage_errors(
-    path: Path,
-    remedy: str = "Free space, or correct the permissions.",
+    path: Path, remedy: str = "Free space, or correct the permissions."
 ) -> Iterator[None]:
     "Turn an `OSError` inside the block into a `StorageError` that names `path`"
     try:
@@ -101,8 +100,7 @@ def refuse_link(path: Path) -> None:
     "Raise `DataError` if `path` is a symbolic link"
     if path.is_symlink():
         raise DataError(
-            f"{path} is a link",
-            "Replace it by the file or folder that it points to.",
+            f"{path} is a link", "Replace it by the file or folder that it points to."
         )
 
 

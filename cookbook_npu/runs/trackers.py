@@ -90,18 +90,13 @@ class Connection:
 class TrackerSink(Sink):
     "Sends the records of a run to an experiment tracker, each step once"
 
-    def __init__(
-        self,
-        name: str,
-        run: TrackerRun,
-        last: int = -1,  # step after which the run resumes
-    ):
+    def __init__(self, name: str, run: TrackerRun, last: int = -1):
         self.name = name
         self.run = run
         self.lost = False  # the tracker failed: nothing more is sent
         self.refused: set[str] = set()  # metrics that it does not take
         self.file = run.folder.parents[1] / "metrics.jsonl"
-        self.newest = last  # step that the tracker has
+        self.newest = last  # step that the tracker has; the run resumes after it
         repeats = any(row["step"] > last for row in read_steps(self.file))
         # SwanLab cannot continue a local run
         again = name == "swanlab" and os.environ.get("SWANLAB_MODE", "local") == "local"
