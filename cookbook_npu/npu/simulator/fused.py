@@ -348,7 +348,7 @@ def npu_fusion_attention_grad(
     head_num: int,  # N of the query
     input_layout: str,  # TND only
     *,
-    atten_mask: Tensor | None = None,  # the compressed causal mask; None: all are visible
+    atten_mask: Tensor | None = None,  # compressed causal mask; None: every key is visible
     softmax_max: Tensor,  # as returned by the forward pass
     softmax_sum: Tensor,
     attention_in: Tensor,  # the output
