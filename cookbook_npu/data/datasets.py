@@ -48,10 +48,8 @@ def _unreadable(path: Path, why: str) -> DataError:
     return DataError(f"{path} {why}", "Give a file of records, or repair this one.")
 
 
-def open_data(
-    path: Path,  # links are followed: the caches of hubs consist of links
-) -> BinaryIO:
-    "Open a regular file; raises `DataError` for anything else, and never blocks"
+def open_data(path: Path) -> BinaryIO:
+    "Open a regular file, also through links as in caches of hubs; else `DataError`; never blocks"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as e:

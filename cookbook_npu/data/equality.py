@@ -110,10 +110,8 @@ def _parsed(answer: str) -> list[Any]:
     return parse(as_latex(answer), [LatexExtractionConfig()], **no_limit)
 
 
-@lru_cache(maxsize=1024)
-def _parsed_label(label: str) -> list[Any]:
-    "Parse a label; cached, because all samples of a group have the same label"
-    return _parsed(label)
+# all samples of a group have the same label
+_parsed_label = lru_cache(maxsize=1024)(_parsed)
 
 # %% ../../nbs/data/06_equality.ipynb #573ef95f
 def _with_imaginary_unit(expression: Any) -> Any:
@@ -136,26 +134,19 @@ def _is_name(expression: Any) -> bool:
     inner = expression.args[0] if isinstance(expression, Abs) else expression
     return isinstance(inner, AppliedUndef) or is_expr_of_only_symbols(inner)
 
-
-def _hides_an_equation(answer: Any) -> bool:
-    "Whether an equation does not begin with a name, also one in a list or a set"
-    from sympy import Eq, preorder_traversal
-
-    parts = preorder_traversal(answer)
-    return any(isinstance(part, Eq) and not _is_name(part.lhs) for part in parts)
-
 # %% ../../nbs/data/06_equality.ipynb #62377412
 def _equal(gold: list[Any], found: list[Any]) -> bool:
     "Whether math-verify finds a parsed label and a parsed answer equal"
     from math_verify import verify
-    from sympy import Basic, preorder_traversal
+    from sympy import Basic, Eq, preorder_traversal
     from sympy.core.relational import Relational
 
     label, answer = gold[0], found[0]
     both = isinstance(label, Basic) and isinstance(answer, Basic)
     if both and not any(isinstance(p, Relational) for p in preorder_traversal(label)):
-        if _hides_an_equation(answer):
-            return False
+        parts = preorder_traversal(answer)
+        if any(isinstance(p, Eq) and not _is_name(p.lhs) for p in parts):
+            return False  # an equation that does not begin with a name
         gold, found = [_with_imaginary_unit(label)], [_with_imaginary_unit(answer)]
     return verify(gold, found, allow_set_relation_comp=True, timeout_seconds=None)
 
@@ -172,9 +163,8 @@ def _repeats(answer: str, parsed: list[Any]) -> bool:
 
 # %% ../../nbs/data/06_equality.ipynb #9eb4bb91
 _EQUALS = re.compile(r"(?<![\\<>!:])=")
-_OPTION = re.compile(
-    r"\s*\\text\w*\s*\{\s*\(([A-J])\)\s*\}(?:\\[,;: ]|[~\s])*"
-)  # \textbf{(C)}
+# \textbf{(C)}
+_OPTION = re.compile(r"\s*\\text\w*\s*\{\s*\(([A-J])\)\s*\}(?:\\[,;: ]|[~\s])*")
 _CHOICE = re.compile(r"\(?([A-J])\)?")
 
 
@@ -198,7 +188,7 @@ def _equals_label(answer: str, label: str) -> bool:
         return False
     return _equal(gold, found)
 
-
+# %% ../../nbs/data/06_equality.ipynb #6e3cca2e
 _PART = re.compile(r"[,;]|\b(?:and|or)\b")
 _ARITHMETIC = re.compile(r"\d\)?\s*(?:[-+*/^!]|\\(?:cdot|times|div)\b)\s*\(?\d")
 
@@ -276,10 +266,8 @@ def _value(node: ast.expr) -> Fraction:
     return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))  # type: ignore[index]
 
 
-def evaluate_expression(
-    expression: str,  # digits, + - * / and parentheses; no unary minus
-) -> Fraction | None:  # exact; None for other text and divisions by zero
-    "The value of an arithmetic expression"
+def evaluate_expression(expression: str) -> Fraction | None:
+    "The exact value of digits, + - * / and parentheses; None for other text and divisions by zero"
     if not _EXPRESSION.fullmatch(expression):
         return None
     plain = re.sub(r"\b0+(?=\d)", "", " ".join(expression.split()))

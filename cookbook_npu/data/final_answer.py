@@ -166,7 +166,7 @@ def _word_scaled(found: re.Match) -> str:
     "The digits of 4 million, and what stands between the number and the word"
     return format(Decimal(found[1]) * _SCALES[found[3].lower()], "f") + found[2]
 
-
+# %% ../../nbs/data/05_final_answer.ipynb #3d0929df
 _PIECES = {
     "TEXT": r"((?:SP|\\(?:text\w*|mathrm|mbox)\s*\{\s*)*)",  # before a word, also in \text{}
     "SP": r"(?:\\[,;: ]|~|\s)",
@@ -191,14 +191,9 @@ REWRITTEN: tuple[tuple[re.Pattern, Any], ...] = (
     (_form(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])"), _joined),  # 1,000
     (_form(r"(?<=\d\.)\d{3}(?:(?:\\[,;: ]|~)\d{1,3})+(?!\d)"), _joined),  # 0.123\,456
     (_form("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+"), lambda m: "^" + m[0].translate(_SUPERSCRIPTS)),
-    (
-        _form(r"NUM(?:e|\\(?:mathrm|text)\{e\})([+-]?\d{1,2})(?![\w.])"),
-        _power_of_ten,
-    ),  # 1e3
-    (
-        _form(r"NUMSP*(?:\\times|\\cdot|\*|x)SP*10SP*\^SP*EXP"),
-        _power_of_ten,
-    ),  # 1 \times 10^3
+    # 1e3  1 \times 10^3
+    (_form(r"NUM(?:e|\\(?:mathrm|text)\{e\})([+-]?\d{1,2})(?![\w.])"), _power_of_ten),
+    (_form(r"NUMSP*(?:\\times|\\cdot|\*|x)SP*10SP*\^SP*EXP"), _power_of_ten),
     (_form(r"(?<![\w.^}\\])10\^EXP"), _power_of_ten),
     (_form(r"\^(-\d+|\d\d+)"), r"^{\1}"),  # 10^-3
     (_form(r"\{?\s*(-?\d+)\s*\\over\s*(-?\d+)\s*\}?"), r"\\frac{\1}{\2}"),
@@ -225,13 +220,13 @@ REWRITTEN: tuple[tuple[re.Pattern, Any], ...] = (
         _form(r"(?<![\w})^.])(-?\d+|[A-Z])SP*MODSP*(\d+|[A-Z])(?![\w^])"),
         r"(\1-\2\\lfloor\\frac{\1}{\2}\\rfloor)",
     ),
-    (
-        _form(r"NUMTEXT(SCALE)s?(?![A-Z])"),
-        _word_scaled,
-    ),  # 3 dozen, 4\text{ million dollars}
+    # 3 dozen, 4\text{ million dollars}
+    (_form(r"NUMTEXT(SCALE)s?(?![A-Z])"), _word_scaled),
     (_form(r"(?<=[\d}])TEXTpercent(?:age)?(?![A-Z])"), r"\\%\1"),
     (_form(r"\\(?:text\w*|mathrm|mbox)\s*\{\s*\}"), ""),
 )
+
+# %% ../../nbs/data/05_final_answer.ipynb #cd839d26
 _TEXT_ONLY = re.compile(  # as a whole, after `plain_answer`
     r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}"  # 2020-01-01
     r"|[\w.]+(?::[\w.]+){2,}"  # 1:2:3
@@ -321,9 +316,7 @@ _NO_UNIT = frozenset(  # words that change a value, or that connect two
 def _unit(words: str, power: str | None) -> str:
     "A unit as it is abbreviated: m^2 for square meters"
     power = re.sub(r"[{}]", "", power or "")
-    names = [
-        re.sub(r"(?<=\w\w)s$", "", word) for word in re.split(r"[\s.~]+", words) if word
-    ]
+    names = [re.sub(r"(?<=\w\w)s$", "", w) for w in re.split(r"[\s.~]+", words) if w]
     if len(names) > 1 and names[0] in _POWERS:
         power = _POWERS[names.pop(0)]
     names = [name.replace("metre", "meter").replace("litre", "liter") for name in names]
@@ -362,7 +355,7 @@ def same_text(answer: str, label: str) -> bool:
         values = {value.replace(",", ".", 1) for value in values}
     return len(values) == 1
 
-
+# %% ../../nbs/data/05_final_answer.ipynb #cc9c8560
 _LITERAL = re.compile(  # 5, 1/2, 1\frac{1}{2}
     r"[-+]?(?:\d+(?:\.\d*)?(?:/-?\d+(?:\.\d+)?)?|\d*\\frac(?:\{-?\d+(?:\.\d+)?\}|\d){2})",
     re.ASCII,
@@ -407,9 +400,7 @@ _SAID = re.compile(
     r"|answer[*\s]*(?=\$|\\[(\[])|答案[是为:=\s*]*",
     re.IGNORECASE,
 )
-_NO_CLAIM = re.compile(
-    r"(?:in)?correct\b|right\b|wrong\b|unique\b|as follows", re.IGNORECASE
-)
+_NO_CLAIM = re.compile(r"(?:in)?correct\b|right\b|wrong\b|unique\b|as follows", re.I)
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|[.?;](?=[\s\"')*\]]|$|[A-Z])|(?<=!)\s(?=[A-Z])")
 _REMARK = re.compile(  # (see step 2)

@@ -296,10 +296,8 @@ def check_label(scorer: Scorer, label: Any, metadata: Mapping[str, Any], name: s
 CallMode = Literal["each", "batch", "async"]
 
 
-def batched(
-    function: ScorerFunction,  # (texts, labels, metadatas) -> scores
-) -> ScorerFunction:
-    "Mark a scorer that grades a list of answers in one call"
+def batched(function: ScorerFunction) -> ScorerFunction:
+    "Mark a scorer of (texts, labels, metadatas) that grades a list of answers in one call"
     setattr(function, "batched", True)  # noqa: B010  a function has no such attribute
     return function
 

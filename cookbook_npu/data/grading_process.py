@@ -126,9 +126,8 @@ def grade_call(
     name = call["scorer"]
     with fence() if name in SCORERS else nullcontext():
         try:
-            return {
-                "results": _grade_items(functions[name], call["items"], call["timeout_s"])
-            }
+            found = _grade_items(functions[name], call["items"], call["timeout_s"])
+            return {"results": found}
         except (MemoryError, RecursionError) as e:
             return {"limit": type(e).__name__}
 

@@ -186,9 +186,8 @@ def refused_names(response: httpx.Response) -> dict[str, str]:
     if response.status_code not in (400, 422):
         return {}
     text = response.text
-    names = (
-        {"max_tokens": "max_completion_tokens"} if "max_completion_tokens" in text else {}
-    )
+    newer = "max_completion_tokens"
+    names = {"max_tokens": newer} if newer in text else {}
     if "temperature" in text and "support" in text:
         names["temperature"] = ""
     return names

@@ -172,7 +172,7 @@ def _texts(message: Mapping[str, Any]) -> list[str]:
 
 
 def _marked(value: Any, what: str, parts: dict[str, str]) -> Any:
-    "A value with a marker in place of each text and number; `parts` says what a marker stands for"
+    "A value with a marker in place of each text and number; `parts` maps markers to descriptions"
     if isinstance(value, Mapping):
         return {
             k: v if k in ("type", "id") else _marked(v, f"{what} {k}", parts)
@@ -493,10 +493,9 @@ def _read_elements(
 
 
 def parse_tool_calls(
-    text: str,
-    tools: Sequence[Mapping[str, Any]] = (),  # schemas, as for the chat template
+    text: str, tools: Sequence[Mapping[str, Any]] = ()
 ) -> list[ToolCall | ToolCallError]:
-    "The tool calls of a turn"
+    "The tool calls of a turn, with the schemas of the chat template"
     found: list[ToolCall | ToolCallError] = []
     for match in _CALL.finditer(without_reasoning(text)):
         inside = match[1].strip()

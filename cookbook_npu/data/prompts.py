@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['Outcome', 'MAX_PROMPT_CHARS', 'InitialTokens', 'RangeSet', 'Draw', 'PromptDataset', 'EpochOrder', 'take_turns',
            'MixedOrder', 'LoadedSource', 'choose_schema', 'chat_format', 'drawings', 'read_pictures', 'SourceReader',
-           'PromptReader', 'task_key', 'PromptFilter', 'folder_of', 'image_files', 'load_source', 'image_processor',
-           'load_prompts']
+           'PromptReader', 'task_key', 'PromptFilter', 'folder_of', 'image_files', 'image_processor', 'load_prompts']
 
 # %% ../../nbs/data/04_prompts.ipynb #4043db12
 import hashlib
@@ -398,16 +397,13 @@ class SourceReader:
         config, most = self.config, self.config.eval_prompts
         if config.eval_data:
             if len(self.held_out) > most:
-                print(
-                    f"{config.eval_data}: {most} of {len(self.held_out)} evaluated "
-                    "(data.eval_prompts)",
-                    flush=True,
-                )
+                share = f"{most} of {len(self.held_out)} evaluated (data.eval_prompts)"
+                print(f"{config.eval_data}: {share}", flush=True)
             return self.held_out[:most]
         tasks = [n for n in config.mixture or [config.prompt_data] if n in GENERATED]
         return [p for n in tasks for p in self.from_task(n, most // len(tasks))[0]]
 
-
+# %% ../../nbs/data/04_prompts.ipynb #142b1f9f
 @dataclass(frozen=True)
 class PromptReader(SourceReader):
     "Makes prompts from records and generated problems"
@@ -438,14 +434,12 @@ class PromptReader(SourceReader):
         folder: Path = Path(),  # base of relative image paths
     ) -> Prompt:
         "The prompt of a record"
-        config = self.config
-        content, label = read_fields(
-            record, place, schema, config.input_key, config.label_key
-        )
-        values = read_images(record, place, config.image_key or schema.images, content)
+        data = self.config
+        content, label = read_fields(record, place, schema, data.input_key, data.label_key)
+        values = read_images(record, place, data.image_key or schema.images, content)
         images = read_pictures(values, self.processor, place, prompt_id, folder)
         own: dict[str, Any] = dict(prompt_id=prompt_id, label=label, images=images)
-        own["metadata"] = read_metadata(record, place, schema, config.metadata_keys)
+        own["metadata"] = read_metadata(record, place, schema, data.metadata_keys)
         own["tools"] = checked_tools(record.get("tools"), place)
         return self._prompt(content, own | {"place": place})
 
@@ -460,15 +454,11 @@ class PromptReader(SourceReader):
             images = read_pictures(pictures, self.processor, problem.name, name)
             own: dict[str, Any] = dict(prompt_id=name, label=problem.label, images=images)
             own |= dict(metadata=problem.metadata, place=problem.name)
-            prompts.append(self._prompt(self._content(problem), own))
+            system = problem.system and self.format.chat
+            content = problem_messages(problem) if system else problem.prompt
+            prompts.append(self._prompt(content, own))
             self._check_length(prompts[-1])
         return prompts
-
-    def _content(self, problem: Problem | Puzzle) -> str | list[dict[str, Any]]:
-        "The text of a problem; for a chat model with its system message"
-        if not (problem.system and self.format.chat):
-            return problem.prompt
-        return problem_messages(problem)
 
     def _prompt(
         self, content: str | list[dict[str, Any]], own: dict[str, Any]
@@ -542,7 +532,7 @@ class PromptReader(SourceReader):
         self,
         name: str,
         held_out: int | None = None,
-        without: frozenset[str] = frozenset(),  # no file has problems of a task
+        without: frozenset[str] = frozenset(),
     ) -> tuple[list[Prompt], str]:
         task = generated_task(name, self.config.task)
         if held_out is not None and len(task.held_out) < held_out:
@@ -644,17 +634,6 @@ def image_files(
             if isinstance(value, str) and value and not value.startswith("data:"):
                 yield folder_of(source) / value
 
-
-def load_source(
-    source: str | Path,
-    config: DataConfig,
-    tokenizer: "PreTrainedTokenizerBase",
-    without: frozenset[str] = frozenset(),
-    processor: ImageProcessor | None = None,  # None: images are refused
-    initial_tokens: InitialTokens | None = None,  # None without an environment
-) -> LoadedSource:
-    "Read a source of prompts as `PromptReader.read` does"
-    return PromptReader(config, tokenizer, processor, initial_tokens).read(source, without)
 
 # %% ../../nbs/data/04_prompts.ipynb #14436d2d
 def image_processor(hf_path: str | Path, config: DataConfig) -> ImageProcessor | None:

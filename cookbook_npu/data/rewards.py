@@ -72,7 +72,7 @@ class Score:
     "Result of one scorer for one text"
 
     value: float  # before its weight
-    correct: bool | None = None  # None: no verdict
+    correct: bool | None = None  # None without a verdict
 
 # %% ../../nbs/data/09_rewards.ipynb #9ef0b0e1
 @dataclass(frozen=True)
@@ -221,9 +221,7 @@ class FailingLabels:
     def load_state(self, saved: Mapping[str, Any]) -> None:
         "Restore what `state` returned"
         self.failures = dict(saved["failures"])
-        self.ungradable = {
-            key: UngradableLabel(**label) for key, label in saved["ungradable"]
-        }
+        self.ungradable = {k: UngradableLabel(**label) for k, label in saved["ungradable"]}
 
 # %% ../../nbs/data/09_rewards.ipynb #b2bd7c51
 def _close_all(processes: list[GradingProcess]) -> None:
@@ -400,12 +398,8 @@ def check_reward(config: RewardConfig) -> None:
             raise ConfigError(
                 f"reward.arguments has {name!r}", f"Its settings are reward.{name}."
             )
-    settings = {
-        "arguments": config.arguments,
-        "correct_threshold": config.correct_threshold,
-    }
-    for key, values in settings.items():
-        for name in values:
+    for key in ("arguments", "correct_threshold"):
+        for name in getattr(config, key):
             if name not in names:
                 raise ConfigError(
                     f"reward.{key} has {name!r}, which is no scorer of this reward",
@@ -507,7 +501,10 @@ class RewardPool(GradingPool):
         for scorer in self._all:
             chosen = [i for i, w in enumerate(weights) if scorer.name in w]
             jobs = [grading_job(scorer, samples[i]) for i in chosen]
-            found = self._grade_all(scorer, jobs)
+            if scorer.inline:
+                found = [self._grade_here(job) for job in jobs]
+            else:
+                found = self._judged(jobs) if scorer.is_service else self._retried(jobs)
             if any(score is not None and score.correct is not None for score in found):
                 # an answer whose grading was stopped is wrong, too
                 found = [s and replace(s, correct=bool(s.correct)) for s in found]
@@ -518,16 +515,6 @@ class RewardPool(GradingPool):
     def score(self, samples: Sequence[Sample]) -> list[float | None]:
         "The reward of each sample; None when a reward server gave no score"
         return [grade.reward for grade in self.grade(samples)]
-
-    def _grade_all(
-        self, scorer: Scorer, jobs: Sequence[GradingJob]
-    ) -> list[Score | None]:
-        "Grade jobs of one scorer where it runs"
-        if scorer.inline:
-            return [self._grade_here(job) for job in jobs]
-        if scorer.is_service:
-            return self._judged(jobs)
-        return self._retried(jobs)
 
     def _judged(self, jobs: Sequence[GradingJob]) -> list[Score | None]:
         "Ask the judge; raises `BudgetSpent`"

@@ -165,7 +165,7 @@ class Sample:
     # scorer -> weight and score, kept for algorithm.advantage_estimator gdpo
     scores: dict[str, tuple[float, float]] = field(default_factory=dict)
     # expert ids of the first tokens of prompt and response, [tokens, MoE layers, top-k]; those of
-    # the last token are missing: it was sampled, but never computed. None: not recorded
+    # the last token are missing: it was sampled, but never computed. None if not recorded
     routed_experts: "np.ndarray | None" = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -236,7 +236,7 @@ def counting_puzzle(level: int, rng: random.Random) -> Puzzle:
     family = f"{letter} in {''.join(sorted(word))}"
     return Puzzle(f"{letter} in {word}:", count, count, family, level)
 
-
+# %% ../../nbs/data/01_tasks.ipynb #71745991
 def sums_puzzle(level: int, rng: random.Random) -> Puzzle:
     "A sum (levels 1, 3), a difference (2, 4) or a story of a difference (5), asked in words"
     a, b = rng.randint(1, SUMS[level]), rng.randint(1, SUMS[level])
@@ -262,7 +262,7 @@ def sums_puzzle(level: int, rng: random.Random) -> Puzzle:
         shots=shots,
     )
 
-
+# %% ../../nbs/data/01_tasks.ipynb #f2c78d89
 def calculator_puzzle(level: int, rng: random.Random) -> Puzzle:
     "A product and a sum, too hard for a tiny model without a calculator"
     bound = CALCULATOR[level]

@@ -262,10 +262,7 @@ def _release_superset(optimizer: Optimizer) -> None:
 
 
 @torch.no_grad()
-def load_state(
-    optimizer: Optimizer,  # of a new model
-    folder: Path | str,
-) -> bool:
+def load_state(optimizer: Optimizer, folder: Path | str) -> bool:
     """Resume from a checkpoint of any TP, CP, PP and DP; return whether random states were restored.
 
     Collective. Raises `ConfigError` if only one of run and checkpoint has expert parallelism."""
@@ -293,11 +290,8 @@ def load_state(
 
 # %% ../../nbs/model/06_checkpoint.ipynb #1c0d5bcc
 @torch.no_grad()
-def load_policy_weights(
-    model: MegatronModel,  # new, in any layout
-    folder: Path | str,
-) -> None:
-    "Read the weights of a checkpoint; raise `DataError` for a broken one; collective"
+def load_policy_weights(model: MegatronModel, folder: Path | str) -> None:
+    "Read the weights of a checkpoint into any layout; raise `DataError` for a broken one; collective"
     saved_layout(folder)
     state = _read(folder, {"model": model.sharded_state()})
     model.load_sharded(state["model"])

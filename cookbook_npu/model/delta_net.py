@@ -54,14 +54,6 @@ def _sequences() -> list[Any]:  # no token occurs twice; 0 is the padding
     rows = [[next(ids) for _ in range(length)] for length in PROBE_LENGTHS]
     return [SimpleNamespace(prompt_ids=row[:1], response_ids=row[1:]) for row in rows]
 
-
-def _vectors(width: int, seed: int) -> Tensor:
-    "Return a random vector for each token, zero for the padding; equal on every rank"
-    generator = torch.Generator().manual_seed(seed)
-    vectors = torch.randn(1 + sum(PROBE_LENGTHS), width, generator=generator)
-    vectors[0] = 0
-    return vectors
-
 # %% ../../nbs/model/07_delta_net.ipynb #5d2dc95b
 def _run_layer(
     net: Any,  # a gated delta net
@@ -78,8 +70,12 @@ def _run_layer(
     width = net.config.hidden_size
     dtype = net.config.params_dtype
 
-    def own_rows(seed: int) -> Tensor:  # of random inputs, T x B x H
-        whole_TBH = _vectors(width, seed)[batch.ids_BT].transpose(0, 1)
+    def own_rows(seed: int) -> Tensor:  # T x B x H
+        "Return this rank's part of random vectors, equal on every rank, zero for the padding"
+        generator = torch.Generator().manual_seed(seed)
+        vectors = torch.randn(1 + sum(PROBE_LENGTHS), width, generator=generator)
+        vectors[0] = 0
+        whole_TBH = vectors[batch.ids_BT].transpose(0, 1)
         if place.sequence:
             whole_TBH = whole_TBH.chunk(place.tensor_size)[place.tensor_rank]
         return whole_TBH.to(place.device, dtype).contiguous()
@@ -136,11 +132,8 @@ class LayoutChoice:
     note: str = ""  # empty: the requested layout
 
 
-def choose_layout(
-    model: MegatronModel,  # with its weights, on its device
-    asked: str,  # train.layout: auto, thd or bshd
-) -> LayoutChoice:
-    "Probe the model's gated delta nets, if any; raise `ConfigError` for an unsupported thd; collective"
+def choose_layout(model: MegatronModel, asked: str) -> LayoutChoice:
+    "Probe the gated delta nets for train.layout; raise `ConfigError` for an unsupported thd; collective"
     kinds = [m for m in model.module.modules() if type(m).__name__ == "GatedDeltaNet"]
     wanted = "thd" if asked == "auto" else asked
     if not kinds:

@@ -40,9 +40,8 @@ def read_config(folder: Path | str) -> dict[str, Any]:
     config = parse_json(file.read_bytes(), str(file), AGAIN)
     if not isinstance(config, dict):
         raise DataError(f"{file} holds no JSON object", AGAIN)
-    found = config.get("quantization_config") or text_config(config).get(
-        "quantization_config"
-    )
+    key = "quantization_config"
+    found = config.get(key) or text_config(config).get(key)
     if found:
         kind = found.get("quant_method", "an unknown method")
         raise ConfigError(f"model {folder} is quantized ({kind})", UNQUANTIZED)
@@ -54,7 +53,7 @@ def least_layers(config: Mapping[str, Any]) -> int:
     vision = config.get("vision_config") or {}
     # image features are added to the first layers, and do not travel to another stage
     deepstack = len(vision.get("deepstack_visual_indexes") or ())
-    # each stage probes a gated delta net of its own: of two layers one is
+    # each stage probes a gated delta net: of two layers one is
     kinds = text_config(config).get("layer_types") or ()
     return max(2 if "linear_attention" in kinds else 1, deepstack)
 
@@ -161,7 +160,8 @@ def read_weights(folder: Path | str) -> dict[str, Weight]:
         for name, file_name in json.loads(index.read_bytes())["weight_map"].items():
             if name not in found:
                 raise DataError(
-                    f"{Path(folder) / file_name} lacks {name}, against {INDEX}", AGAIN
+                    f"{Path(folder) / file_name} does not have {name}, against {INDEX}",
+                    AGAIN,
                 )
     return found
 
@@ -211,11 +211,11 @@ def check_weights(folder: Path | str, config: Mapping[str, Any]) -> None:
         raise DataError(
             f"model {folder} has no lm_head.weight, and config.json does not tie the head to the "
             "embedding",
-            'Set "tie_word_embeddings": true there if the model has no head of its own.',
+            'Set "tie_word_embeddings": true there if the model has no separate head.',
         )
     if head is not None and tied and not _equal(head, embedding):
         raise DataError(
-            f"{head.file} has an lm_head.weight of its own, and config.json ties the head to the "
+            f"{head.file} has a separate lm_head.weight, and config.json ties the head to the "
             "embedding",
             'Set "tie_word_embeddings": false there.',
         )

@@ -19,12 +19,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, DataError, ShimError
 from .megatron import MegatronModel
-from ..model.packing import (
-    ContextPart,
-    TokenBatch,
-    model_inputs,
-    split_context,
-)
+from .packing import ContextPart, TokenBatch, model_inputs, split_context
 from .routing_replay import replay_experts, stop_replay
 
 # %% ../../nbs/model/04_logprobs.ipynb #c0df4016
@@ -196,21 +191,15 @@ def head_logprobs(
     )
 
 # %% ../../nbs/model/04_logprobs.ipynb #d7f8ffc7
-def _identity(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return hidden
-
-
 @contextmanager
-def without_head(
-    decoder: Any,  # mcore-bridge's language model
-) -> Iterator[None]:
+def without_head(decoder: Any) -> Iterator[None]:
     "Make the language model return hidden states instead of logits"
     if not hasattr(type(decoder), "_forward_output_layer"):
         raise ShimError(
             f"{type(decoder).__name__} has no _forward_output_layer",
             "This version of mcore-bridge is not supported: use 1.6.5.",
         )
-    decoder._forward_output_layer = _identity
+    decoder._forward_output_layer = lambda hidden, *args, **kwargs: hidden
     try:
         yield
     finally:
@@ -283,9 +272,7 @@ def _join_ranks(
 def over_context(
     model: MegatronModel,
     packed: TokenBatch,  # on the host, or without context parallelism on the device
-    compute: Callable[
-        [TokenBatch], tuple[Tensor, ...]
-    ],  # values of a batch's response tokens
+    compute: Callable[[TokenBatch], tuple[Tensor, ...]],  # values of response tokens
 ) -> tuple[Tensor, ...]:
     "Return what `compute` returns for a batch, of which each context-parallel rank computes a part"
     layout = model.layout

@@ -47,11 +47,7 @@ def adapter_layers(module: Any) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def reset_adapter(
-    module: Any,
-    seed: int,
-    name: str = ADAPTER,  # peft's name of the adapter
-) -> None:
+def reset_adapter(module: Any, seed: int, name: str = ADAPTER) -> None:
     "Draw A as peft does, uniform in +-1 / sqrt(inputs), equal at every TP; B is zero"
     from megatron.core import parallel_state
 

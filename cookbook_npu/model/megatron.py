@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['CONTEXT_ALGORITHMS', 'RECOMPUTE', 'ADAM_BETA1', 'ADAM_EPS', 'Layout', 'local_device', 'current_layout',
            'init_parallel', 'destroy_parallel', 'ContextNames', 'run_options', 'mindspeed_options', 'MegatronModel',
-           'megatron_config', 'ddp_options', 'load_model', 'load_adapters', 'free_megatron_buffers', 'export_adapter',
-           'export_weights', 'uses_decoupled_grad', 'Optimizer', 'optimizer_options', 'build_optimizer']
+           'check_layout', 'megatron_config', 'ddp_options', 'load_model', 'load_adapters', 'free_megatron_buffers',
+           'export_adapter', 'export_weights', 'uses_decoupled_grad', 'Optimizer', 'optimizer_options',
+           'build_optimizer']
 
 # %% ../../nbs/model/03_megatron.ipynb #eab11872
 import importlib
@@ -140,11 +141,7 @@ def current_layout(parallel: ParallelConfig) -> Layout:
     )
 
 # %% ../../nbs/model/03_megatron.ipynb #2cd94777
-def init_parallel(
-    parallel: ParallelConfig,
-    seed: int,
-    timeout_s: float = 1800.0,  # of a collective
-) -> Layout:
+def init_parallel(parallel: ParallelConfig, seed: int, timeout_s: float = 1800.0) -> Layout:
     "Join the trainer's process group, create Megatron's groups and seed all generators"
     if {"megatron.core", "transformer_engine"} - sys.modules.keys():
         raise ShimError(
@@ -207,7 +204,7 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
     ),
 }
 
-
+# %% ../../nbs/model/03_megatron.ipynb #224bd810
 def run_options(
     model: ModelConfig,
     parallel: ParallelConfig,
@@ -260,7 +257,7 @@ class MegatronModel:
     layout: Layout
     hf_path: Path
     vocab_size: int  # of the Hugging Face model; Megatron pads to a multiple of TP
-    adapter_scale: float | None = None  # alpha / rank; None: all weights are trained
+    adapter_scale: float | None = None  # alpha / rank; None if all weights are trained
     adapter: str = ADAPTER  # peft's name of the trained adapter
     summed: bool = False  # this step's gradients have been summed over ranks
     # that replay the experts of the rollout; empty without routing replay
@@ -356,6 +353,22 @@ class MegatronModel:
         "Return the flat gradient buffers: device tensors that each step clears"
         return [b.grad_data for b in (*self.ddp.buffers, *self.ddp.expert_parallel_buffers)]
 
+# %% ../../nbs/model/03_megatron.ipynb #f2984d8d
+def check_layout(
+    values: Mapping[str, Any],  # the architecture, by Megatron's names
+    parallel: ParallelConfig,
+    name: str,  # of the model, for messages
+    has_vision: bool,
+    least: int,  # layers of a pipeline stage
+) -> None:
+    "Raise `ConfigError` for a layout that the model of a folder cannot be divided into"
+    check_split(values, parallel.tensor, name)
+    check_pipeline(parallel, values["num_layers"], name, least)
+    experts = values.get("num_moe_experts") or 0
+    check_experts(parallel, experts, values.get("moe_ffn_hidden_size") or 0, name)
+    key_heads = values.get("linear_num_key_heads") or 0
+    check_context(parallel, values["num_query_groups"], key_heads, has_vision, name)
+
 # %% ../../nbs/model/03_megatron.ipynb #afd3ffdb
 def megatron_config(
     path: Path,  # Hugging Face folder
@@ -381,21 +394,7 @@ def megatron_config(
     values = hf_to_mcore_config(hf)
     if frozen and not values.get("num_moe_experts"):
         parallel = parallel.model_copy(update={"expert": 1})
-    check_split(values, parallel.tensor, str(path))
-    check_pipeline(parallel, values["num_layers"], str(path), least)
-    check_experts(
-        parallel,
-        values.get("num_moe_experts") or 0,
-        values.get("moe_ffn_hidden_size") or 0,
-        str(path),
-    )
-    check_context(
-        parallel,
-        values["num_query_groups"],
-        values.get("linear_num_key_heads") or 0,
-        hasattr(hf, "vision_config"),
-        str(path),
-    )
+    check_layout(values, parallel, str(path), hasattr(hf, "vision_config"), least)
     given = megatron_args or {}
     check_argument_names("train.megatron_args", given, BridgeConfig.__dataclass_fields__)
     for name in given.keys() & values.keys():
@@ -493,9 +492,7 @@ def _build(config: Any, path: Path, model: ModelConfig) -> Any:
 def ddp_options() -> dict[str, Any]:
     "Return the keywords of DistributedDataParallelConfig"
     return dict(
-        grad_reduce_in_fp32=True,
-        use_distributed_optimizer=True,
-        overlap_grad_reduce=False,
+        grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=False
     )
 
 
@@ -737,20 +734,14 @@ def optimizer_options(optim: OptimConfig) -> dict[str, Any]:
     )
 
 
-def build_optimizer(
-    model: MegatronModel,
-    optim: OptimConfig,
-    num_steps: int,  # of the run, for the schedule
-) -> Optimizer:
+def build_optimizer(model: MegatronModel, optim: OptimConfig, num_steps: int) -> Optimizer:
     "Return Megatron's distributed Adam for a model"
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
     check_schedule(optim, num_steps)
     dtype = model.config.params_dtype
     config = OptimizerConfig(
-        **optimizer_options(optim),
-        params_dtype=dtype,
-        bf16=dtype is torch.bfloat16,
+        **optimizer_options(optim), params_dtype=dtype, bf16=dtype is torch.bfloat16
     )
     megatron = get_megatron_optimizer(config, [model.ddp], use_gloo_process_groups=False)
     scheduler = _schedule(megatron, optim, num_steps)

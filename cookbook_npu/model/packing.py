@@ -48,7 +48,7 @@ class TokenBatch:
     tokens: int  # without padding
     pixel_values: Tensor | None = None  # patches of all images, in sample order
     image_grid_thw: Tensor | None = None  # [images, 3] patches in time, height, width
-    # expert ids in the flat (T, B) view, [tokens, MoE layers, top-k]; None: not recorded
+    # expert ids in the flat (T, B) view, [tokens, MoE layers, top-k]; None if not recorded
     routed_experts: Tensor | None = None
     # with shared prompts: places in the row of the tokens that attention reads, and the inverse
     read_F: Tensor | None = None
@@ -165,9 +165,7 @@ def _own_positions(
 # %% ../../nbs/model/01_packing.ipynb #384be0c9
 def _own_experts(
     samples: Sequence[Any],
-    lengths: Sequence[
-        int
-    ],  # tokens of the samples with their padding, then perhaps of padding
+    lengths: Sequence[int],  # tokens of each sequence, with its padding
 ) -> list[Tensor] | None:
     """Return the expert ids of every token, [tokens, layers, top-k]; None if no sample has any
 
@@ -205,7 +203,7 @@ def _shared_fields(samples: Sequence[Any]) -> dict[str, Any]:
         fields["image_grid_thw"] = torch.tensor(grids, dtype=torch.long)
     return fields
 
-
+# %% ../../nbs/model/01_packing.ipynb #44858a30
 def _first_places(samples: Sequence[Tokens], starts: Sequence[int]) -> list[int]:
     "Return, for each token of a row, where the first sample with the same prompt has it"
     places = [*range(starts[-1])]
@@ -413,9 +411,7 @@ def first_fit(
 
 # %% ../../nbs/model/01_packing.ipynb #fd3a32ea
 def round_up(
-    micro_batches: MicroBatches,
-    lengths: Sequence[int],  # tokens of each sample
-    multiple: int,
+    micro_batches: MicroBatches, lengths: Sequence[int], multiple: int
 ) -> MicroBatches:
     "Halve the heaviest micro-batches, or add empty ones, until `multiple` divides their number"
     found = list(micro_batches)
@@ -452,11 +448,8 @@ def level(
     return levelled
 
 # %% ../../nbs/model/01_packing.ipynb #821183bd
-def deal(
-    weights: Sequence[float],  # cost of each item; their number is a multiple of `ranks`
-    ranks: int,
-) -> MicroBatches:  # rank -> ascending items
-    "Return equally many items for each rank, with similar sums of weights"
+def deal(weights: Sequence[float], ranks: int) -> MicroBatches:  # rank -> ascending items
+    "Return equally many items for each rank, with similar sums of weights; ranks divide the items"
     order = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
     shares: MicroBatches = [[] for _ in range(ranks)]
     for first in range(0, len(order), ranks):
@@ -466,11 +459,8 @@ def deal(
     return [sorted(share) for share in shares]
 
 # %% ../../nbs/model/01_packing.ipynb #1f9908b2
-def sequence_cost(
-    length: int,  # T
-    hidden_size: int,  # H
-) -> float:  # in units of the cost of one token in a short sequence
-    "Return the relative time of a sequence: T (1 + T / 12 H)"
+def sequence_cost(length: int, hidden_size: int) -> float:
+    "Return the relative time of a sequence, 1 for a token in a short one: T (1 + T / 12 H)"
     return length * (1 + length / (12 * hidden_size))
 
 # %% ../../nbs/model/01_packing.ipynb #0bd21454

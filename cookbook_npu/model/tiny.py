@@ -199,10 +199,7 @@ _FAMILIES = {
 }
 
 
-def hf_config(
-    tiny: TinyConfig,
-    tokenizer: Any,  # a transformers tokenizer: vocabulary, end and padding ids
-) -> Any:
+def hf_config(tiny: TinyConfig, tokenizer: Any) -> Any:
     "Return the transformers configuration of a tiny model"
     import transformers
 

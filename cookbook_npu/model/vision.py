@@ -31,19 +31,11 @@ class GridOfImage(Protocol):
         ...
 
 
-def image_token_count(
-    image: GridOfImage,
-    config: Any,  # transformers configuration of a model with a vision tower
-) -> int:
+def image_token_count(image: GridOfImage, config: Any) -> int:
     "Return the placeholders of an image: one for each merged patch"
     t, h, w = image.grid_thw
     merge = config.vision_config.spatial_merge_size
     return t * (h // merge) * (w // merge)
-
-
-def _runs(ids: Sequence[int], token: int) -> list[int]:  # lengths
-    same = groupby(found == token for found in ids)
-    return [len(list(run)) for is_token, run in same if is_token]
 
 
 def check_image_runs(
@@ -60,7 +52,8 @@ def check_image_runs(
                 "Use a model such as Qwen3-VL, or a data set without images.",
             )
         return
-    found = _runs(ids, config.image_token_id)
+    same = groupby(token == config.image_token_id for token in ids)
+    found = [len(list(run)) for is_image, run in same if is_image]
     needed = [image_token_count(image, config) for image in images]
     if found != needed:
         raise DataError(

@@ -128,21 +128,13 @@ def _simulator_loaded() -> bool:
     return bool(getattr(sys.modules.get("torch_npu"), "__simulated__", False))
 
 
-def _loaded_npus() -> int:
-    "Return the devices that an imported torch_npu reports; 0 if it is not imported"
-    if _simulator_loaded():
-        return 0
-    npu = getattr(sys.modules.get("torch_npu"), "npu", None)
-    return npu.device_count() if npu else 0
-
-
 def probe_npu(env: Mapping[str, str] | None = None) -> Probe:
     "Look for a real Ascend NPU"
     env = os.environ if env is None else env
     if _simulator_loaded() or not has_package(NPU.package):
         return Probe(NPU, "absent", 0, "torch_npu is not installed")
-    loaded = _loaded_npus()
-    if loaded:
+    npu = getattr(sys.modules.get("torch_npu"), "npu", None)
+    if npu and (loaded := npu.device_count()):
         reason = f"torch_npu is loaded and sees {loaded} Ascend devices"
         return Probe(NPU, "usable", loaded, reason)
     nodes = len(glob(NPU.nodes))
@@ -191,10 +183,10 @@ def probe_cuda(env: Mapping[str, str] | None = None) -> Probe:
     return Probe(CUDA, "usable", count, f"{count} of {nodes} CUDA devices are visible")
 
 # %% ../../nbs/npu/00_device.ipynb #72aed2a3
-def probe(
-    env: Mapping[str, str] | None = None,
-) -> tuple[Probe, Probe, Probe]:  # simulated NPU, real NPU, CUDA: in order of preference
-    "Probe all device types; never raises, imports no accelerator package"
+def probe(env: Mapping[str, str] | None = None) -> tuple[Probe, Probe, Probe]:
+    """Probe simulated NPU, real NPU and CUDA, in order of preference
+
+    Never raises, imports no accelerator package."""
     return probe_simulated(env), probe_npu(env), probe_cuda(env)
 
 # %% ../../nbs/npu/00_device.ipynb #c59769b8

@@ -44,9 +44,8 @@ DENSE = {
     "qwen2": Dense(False, True),
     "llama": Dense(False, False),
 }
-FAMILIES = tuple(
-    dict.fromkeys((*get_args(Family), *DENSE))
-)  # of folders that a run accepts
+# of folders that a run accepts
+FAMILIES = tuple(dict.fromkeys((*get_args(Family), *DENSE)))
 # options of these families that the trainer's model does not have
 _UNSUPPORTED = ("attention_bias", "mlp_bias", "use_sliding_window")
 
@@ -88,19 +87,12 @@ class Dimensions:
     in_flight: int = 1  # micro-batches whose activations a pipeline stage keeps
 
     @property
-    def q(self) -> int:
-        "Total width of the query heads"
+    def q(self) -> int:  # width of all query heads
         return self.heads * self.head_dim
 
     @property
-    def k(self) -> int:
-        "Total width of the key (or value) heads"
+    def k(self) -> int:  # width of all key heads, or value heads
         return self.kv_heads * self.head_dim
-
-    @property
-    def attention(self) -> Dense:
-        "Return the norms and biases of its attention"
-        return DENSE.get(self.family, DENSE["qwen3"])
 
     @property
     def has_vision(self) -> bool:
@@ -184,7 +176,8 @@ def dimensions_of(config: Mapping[str, Any], name: str = "model") -> Dimensions:
     for option in _UNSUPPORTED:
         if text.get(option):
             raise ConfigError(
-                f"{name} has {option}, which the trainer lacks", "Use another model."
+                f"{name} has {option}, which the trainer does not support",
+                "Use another model.",
             )
     try:
         return _dimensions_of(family, config, text, name)
@@ -246,8 +239,7 @@ def published_dimensions(name: str) -> Dimensions:
 
 
 def dimensions_of_folder(
-    folder: str
-    | Path,  # Hugging Face folder, id of a hub, or the name of a published model
+    folder: str | Path,  # Hugging Face folder, id of a hub, or name of a published model
 ) -> Dimensions:
     """Return the dimensions of a model folder; a missing folder is recognized by its name
 
@@ -268,10 +260,7 @@ def dimensions_of_folder(
     )
 
 # %% ../../nbs/plan/00_dimensions.ipynb #60ce2f97
-def dimensions_of_tiny(
-    tiny: TinyConfig,
-    vocab: int,  # size of its vocabulary
-) -> Dimensions:
+def dimensions_of_tiny(tiny: TinyConfig, vocab: int) -> Dimensions:
     "Return the dimensions of a tiny model, without a vision tower"
     dimensions = Dimensions(
         name=f"tiny {tiny.family}",
@@ -322,8 +311,9 @@ def _attention(d: Dimensions) -> Count:
     "Return the count of an attention layer, with query, key and input norms"
     queries = 2 * d.q if d.gate else d.q
     projections = d.hidden * (queries + 2 * d.k) + d.q * d.hidden
-    biases = queries + 2 * d.k if d.attention.bias else 0
-    norms = 2 * d.head_dim if d.attention.head_norms else 0
+    dense = DENSE.get(d.family, DENSE["qwen3"])
+    biases = queries + 2 * d.k if dense.bias else 0
+    norms = 2 * d.head_dim if dense.head_norms else 0
     return Count("attention", projections + biases, norms + d.hidden)
 
 
@@ -393,10 +383,7 @@ def parameters_per_rank(
     return held + padding // tensor
 
 # %% ../../nbs/plan/00_dimensions.ipynb #ab9499c9
-def pipeline_stages(
-    d: Dimensions,
-    pipeline: int,  # PP
-) -> list[Dimensions]:
+def pipeline_stages(d: Dimensions, pipeline: int) -> list[Dimensions]:
     "Return the first and the last pipeline stage of a model, or the model of PP 1"
     check_pipeline(ParallelConfig(pipeline=pipeline), d.layers, d.name, d.least_layers)
     if pipeline == 1:

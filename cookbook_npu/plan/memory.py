@@ -7,14 +7,14 @@ __all__ = ['ELEMENT_BYTES', 'TINY_VOCABULARY', 'HOST_STATE_BYTES', 'PATCHES_PER_
            'CONTEXT_BYTES', 'COMMUNICATOR_BYTES', 'OTHER_BYTES', 'ALLOCATOR_BYTES', 'GRAPH_FAMILIES', 'SAMPLED_ROWS',
            'GRAPH_STREAMS', 'GROUP_STREAMS', 'PREFILL_TOKENS', 'HANDLE_RESERVE', 'Component', 'MemoryPhase', 'model_of',
            'stages_of', 'largest_stage', 'trainer_parameters', 'optimizer_share', 'trainer_state', 'critic_parameters',
-           'slot_bytes', 'adapter_parameters', 'trained_parameters', 'host_optimizer_bytes', 'layer_elements',
-           'micro_batch', 'rank_share', 'activations', 'logits', 'most_image_tokens', 'tower_activations', 'training',
-           'critic_training', 'scoring', 'communicators', 'planned_communicator_bytes', 'release_before', 'graph_mode',
-           'responses_in_flight', 'graphs_of_a_size', 'graph_streams', 'capture_sizes', 'pass_bytes', 'device_overhead',
-           'allocator_cache', 'kv_bytes', 'engine_work', 'kv_cache_bytes', 'engine_components', 'cache_tokens',
-           'capacity_of', 'planned_cache', 'teachers_of', 'sent_bytes', 'HandleNeeds', 'planned_backend',
-           'keeps_frozen', 'engine_keeps_frozen', 'memory_phases', 'check_fits', 'largest_part', 'tight_phases',
-           'host_bytes']
+           'slot_bytes', 'adapter_parameters', 'trained_parameters', 'host_optimizer_bytes', 'offloaded_bytes',
+           'layer_elements', 'micro_batch', 'rank_share', 'activations', 'logits', 'most_image_tokens',
+           'tower_activations', 'training', 'critic_training', 'scoring', 'communicators', 'planned_communicator_bytes',
+           'release_before', 'graph_mode', 'responses_in_flight', 'graphs_of_a_size', 'graph_streams', 'capture_sizes',
+           'pass_bytes', 'device_overhead', 'allocator_cache', 'kv_bytes', 'engine_work', 'kv_cache_bytes',
+           'engine_components', 'cache_tokens', 'capacity_of', 'planned_cache', 'teachers_of', 'sent_bytes',
+           'HandleNeeds', 'planned_backend', 'keeps_frozen', 'engine_keeps_frozen', 'memory_phases', 'check_fits',
+           'largest_part', 'tight_phases', 'host_bytes']
 
 # %% ../../nbs/plan/01_memory.ipynb #4d9b1f95
 import os
@@ -48,7 +48,7 @@ class Component:
     name: str
     nbytes: int  # per device; of a band, the upper end
     knobs: tuple[str, ...] = ()  # configuration keys that reduce it
-    least: int | None = None  # lower end of a band (None: no band)
+    least: int | None = None  # lower end of a band (None without a band)
 
     @property
     def low(self) -> int:
@@ -79,10 +79,7 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 TINY_VOCABULARY = 264  # tokens of the laptop's tokenizer
 
 
-def model_of(
-    config: RunConfig,
-    vocab: int = TINY_VOCABULARY,
-) -> Dimensions:
+def model_of(config: RunConfig, vocab: int = TINY_VOCABULARY) -> Dimensions:
     "Return the dimensions of a run's model"
     if config.model.path:
         return dimensions_of_folder(config.model.path)
@@ -198,12 +195,16 @@ def _model_state(
 HOST_STATE_BYTES = 16  # per parameter: two moments, weight and gradient in float32
 
 
-def host_optimizer_bytes(
-    share: int,  # parameters whose optimizer state a rank holds
-    config: RunConfig,
-) -> int:
-    "Return the host memory of an offloaded optimizer per rank (0 without offload)"
+def host_optimizer_bytes(share: int, config: RunConfig) -> int:
+    "Return the host bytes of `share` parameters of an offloaded optimizer (0 without offload)"
     return HOST_STATE_BYTES * share if config.optim.cpu_offload else 0
+
+
+def offloaded_bytes(d: Dimensions, config: RunConfig) -> int:
+    "Return the host memory of the offloaded optimizers of policy and critic, per rank"
+    models = [trained_parameters(d, config)]
+    models += [critic_parameters(d, config)] if config.has_critic else []
+    return host_optimizer_bytes(sum(optimizer_share(d, config, n) for n in models), config)
 
 # %% ../../nbs/plan/01_memory.ipynb #b65620e5
 def layer_elements(d: Dimensions, tensor: int = 1) -> int:
@@ -457,7 +458,7 @@ def graph_mode(config: RunConfig) -> tuple[str, str]:
         return "off", "tenants do not compare graphs with eager decoding after an update"
     return "FULL_DECODE_ONLY", "tests replay them after weight updates and sleep"
 
-
+# %% ../../nbs/plan/01_memory.ipynb #3bf4d882
 SAMPLED_ROWS = 256  # maximum batch size of vLLM
 GRAPH_STREAMS = 2048 - 248  # of a device for captured graphs; the others stay free
 GROUP_STREAMS = 40  # a communicator takes so many
@@ -508,7 +509,7 @@ def capture_sizes(config: RunConfig) -> list[int]:
         sizes = [sizes[round(i * (len(sizes) - 1) / (fit - 1))] for i in range(fit)]
     return sizes
 
-
+# %% ../../nbs/plan/01_memory.ipynb #9187f386
 def pass_bytes(d: Dimensions, config: RunConfig, tokens: int) -> int:
     "Return the activations of a pass of vLLM"
     each = config.rollout.devices_per_engine
@@ -631,11 +632,8 @@ def capacity_of(config: RunConfig, soc: str) -> int:
     return config.target.capacity(soc, config.placement.simulated_memory_bytes)
 
 
-def planned_cache(
-    config: RunConfig,
-    total: int,  # device memory as reported by the driver, bytes
-) -> int | None:
-    "Return the configured size of an engine's key/value cache (None: vLLM decides)"
+def planned_cache(config: RunConfig, total: int) -> int | None:
+    "Return the bytes of an engine's key/value cache on a device of `total` bytes; None: vLLM decides"
     if not config.target.has_soc:
         return None
     capacity = config.target.engine_capacity(total)
@@ -744,19 +742,14 @@ def _handle_needs(d: Dimensions, config: RunConfig) -> HandleNeeds:
     return HandleNeeds(sent_bytes(d, config), _gathered(d, config).nbytes, loading)
 
 
-def planned_backend(
-    config: RunConfig,
-    capacity: int,  # device memory, bytes
-) -> Transfer:
+def planned_backend(config: RunConfig, capacity: int) -> Transfer:
     "Return the transport of weights that fits the plan, and why it is not ipc"
 
     def lacks_room() -> str:
         d = model_of(config)
         held = [*device_overhead(config), *trainer_state(largest_stage(d, config), config)]
         awake = capacity - sum(part.nbytes for part in held)
-        asleep = capacity - sum(
-            part.nbytes for part in device_overhead(config, asleep=True)
-        )
+        asleep = capacity - sum(p.nbytes for p in device_overhead(config, asleep=True))
         return _handle_needs(d, config).lacks_room(awake, asleep)
 
     return choose_transport(config, lacks_room)
@@ -778,10 +771,8 @@ def _computing(d: Dimensions, config: RunConfig) -> dict[str, list[Component]]:
     phases = _reward_model_phases(config)
     phases["logprobs"] = scoring(d, config)
     if config.has_critic:
-        phases |= {
-            "values": _valuing(d, config),
-            "critic_train": critic_training(d, config),
-        }
+        phases["values"] = _valuing(d, config)
+        phases["critic_train"] = critic_training(d, config)
     phases |= _teacher_phases(config)
     phases["actor_train"] = training(d, config)
     cache = allocator_cache(config)
@@ -789,10 +780,7 @@ def _computing(d: Dimensions, config: RunConfig) -> dict[str, list[Component]]:
 
 
 def _split_phases(
-    d: Dimensions,
-    stage: Dimensions,  # of the trainer
-    config: RunConfig,
-    capacity: int,
+    d: Dimensions, stage: Dimensions, config: RunConfig, capacity: int
 ) -> list[MemoryPhase]:
     "Return the phases of both sides of a split run"
     trainer = [*device_overhead(config, role="trainer"), *trainer_state(stage, config)]
@@ -865,10 +853,7 @@ def _colocated_phases(
     return [MemoryPhase(name, tuple(components)) for name, components in held.items()]
 
 # %% ../../nbs/plan/01_memory.ipynb #c7ca6db7
-def keeps_frozen(
-    config: RunConfig,
-    capacity: int,  # device memory, bytes
-) -> bool:
+def keeps_frozen(config: RunConfig, capacity: int) -> bool:
     "Whether the weights under an adapter stay on the device while the trainer sleeps"
     takes_turns = config.placement.mode == "colocate" and not config.tenants
     if not config.lora.rank or config.is_sft or not takes_turns:
@@ -897,9 +882,7 @@ def memory_phases(config: RunConfig, soc: str = "Ascend910B1") -> list[MemoryPha
     capacity = capacity_of(config, soc)
     stages = stages_of(d, config)
     by_stage = [_stage_phases(d, stage, config, capacity) for stage in stages]
-    return [
-        max(same, key=lambda phase: phase.nbytes) for same in zip(*by_stage, strict=True)
-    ]
+    return [max(same, key=lambda p: p.nbytes) for same in zip(*by_stage, strict=True)]
 
 
 def _stage_phases(

@@ -32,18 +32,16 @@ from ..plan.memory import (
     capacity_of,
     capture_sizes,
     check_fits,
-    critic_parameters,
     device_overhead,
     engine_keeps_frozen,
     graph_mode,
     graph_streams,
-    host_optimizer_bytes,
     keeps_frozen,
     largest_stage,
     memory_phases,
     micro_batch,
     model_of,
-    optimizer_share,
+    offloaded_bytes,
     planned_backend,
     planned_cache,
     sent_bytes,
@@ -110,10 +108,8 @@ def device_roles(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> list[De
     ]
 
 # %% ../../nbs/plan/04_plan.ipynb #259f5e99
-def process_groups(
-    config: RunConfig,
-) -> dict[str, list[list[int]]]:  # "TP", "DP", ...: trainer ranks; "engines": devices
-    "Return the trainer ranks of each TP, CP, DP, PP and EP group, and the devices of each engine"
+def process_groups(config: RunConfig) -> dict[str, list[list[int]]]:
+    "Return the trainer ranks of each TP, CP, DP, PP and EP group, and the devices of the engines"
     groups: dict[str, dict[Any, list[int]]] = {"TP": {}, "DP": {}, "engines": {}}
     each = config.parallel.expert_tensor_size
     spread = config.parallel.expert * each
@@ -226,10 +222,7 @@ def _sft_arithmetic(config: RunConfig) -> list[tuple[str, str]]:
 # %% ../../nbs/plan/04_plan.ipynb #1ea1b11b
 def _passed_on(config: RunConfig) -> list[tuple[str, str]]:
     "Return the pass-through arguments of vLLM and Megatron"
-    given = {
-        "vLLM": config.rollout.engine_args,
-        "Megatron": config.train.megatron_args,
-    }
+    given = {"vLLM": config.rollout.engine_args, "Megatron": config.train.megatron_args}
     rows = [("passed on", f"{to}: {args}") for to, args in given.items() if args]
     if config.rollout.engine == "vllm" and config.target.has_soc and not config.is_sft:
         keys = RL_CONFIG | given["vLLM"].get("additional_config", {}).get("rl_config", {})
@@ -357,12 +350,6 @@ def _duration(seconds: float) -> str:
     return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"
 
 
-def _bar(nbytes: int, capacity: int, width: int = 24) -> str:
-    "Return a bar of the used share"
-    full = min(width, round(width * nbytes / capacity))
-    return "#" * full + "." * (width - full)
-
-
 def _table(title: str, rows: Mapping[str, Any]) -> list[str]:
     "Return a title and sorted rows"
     return [title, *(f"  {name:35} {value}" for name, value in sorted(rows.items()))]
@@ -403,7 +390,7 @@ class RunPlan:
     capacity: int  # device memory, bytes
     phases: tuple[MemoryPhase, ...]
     times: tuple[Estimate, ...]  # empty for a device without known speeds
-    evaluation: Estimate | None = None  # None: no held-out prompts, or no known speeds
+    evaluation: Estimate | None = None  # None without held-out prompts or known speeds
 
     def memory_text(self) -> str:
         "Return the memory of each phase: a bar and its components, the largest first"
@@ -418,9 +405,9 @@ class RunPlan:
                 lines.append(f"memory of {device}, of {_bytes(self.capacity)}{kind}")
             held = sorted(phase.components, key=lambda c: -c.nbytes)
             parts = ", ".join(f"{c.name} {_band(c.low, c.nbytes)}" for c in held if c.nbytes)
-            bar = _bar(phase.nbytes, self.capacity)
+            bar = "#" * min(24, round(24 * phase.nbytes / self.capacity))
             size = _band(phase.low, phase.nbytes)
-            lines.append(f"  {phase.name:{width}}{bar} {size:>10}  {parts}")
+            lines.append(f"  {phase.name:{width}}{bar:.<24} {size:>10}  {parts}")
         lines += [*self._cache_lines(), *self._host_lines()]
         if self.config.target.has_soc:
             lines.append(
@@ -447,12 +434,7 @@ class RunPlan:
 
     def _host_lines(self) -> list[str]:
         "Return the line about the optimizers on the host"
-        stage = largest_stage(self.model, self.config)
-        models = [trained_parameters(stage, self.config)]
-        if self.config.has_critic:
-            models.append(critic_parameters(stage, self.config))
-        share = sum(optimizer_share(stage, self.config, n) for n in models)
-        nbytes = host_optimizer_bytes(share, self.config)
+        nbytes = offloaded_bytes(largest_stage(self.model, self.config), self.config)
         if not nbytes:
             return []
         return [f"  on the host: the optimizer, {_bytes(nbytes)} for each trainer rank"]
@@ -546,11 +528,8 @@ class RunPlan:
         after = -(-self.config.num_steps // rollout.eval_every) - done // rollout.eval_every
         return after + (done == 0 and not rollout.skip_eval_before_train)
 
-    def run_seconds(
-        self,
-        done: int = 0,  # steps that a resumed run has
-    ) -> float | None:
-        "Return the planned seconds of the run's steps and evaluations; None: unknown speeds"
+    def run_seconds(self, done: int = 0) -> float | None:
+        "Return the planned seconds of the steps after `done`, and of evaluations; None: unknown speeds"
         if not self.times:
             return None
         evaluation = self.evaluation.seconds if self.evaluation else 0.0
@@ -558,12 +537,8 @@ class RunPlan:
         steps = max(0, self.config.num_steps - done)
         return tenants * (steps * self.step_seconds + self.count_evaluations(done) * evaluation)
 
-    def check_hours(
-        self,
-        hours: float,  # after which the job is stopped
-        done: int = 0,  # steps that a resumed run has
-    ) -> None:
-        "Raise `ConfigError` for a run that is planned to exceed a time limit, or has no steps left"
+    def check_hours(self, hours: float, done: int = 0) -> None:
+        "Raise `ConfigError` if a run that has `done` steps will not end in `hours`, or has no steps left"
         steps = self.config.num_steps - done
         if steps <= 0:
             raise ConfigError(
@@ -625,11 +600,8 @@ class RunPlan:
             lines.append(f"{kind:9}{members}")
         return "\n".join(lines)
 
-    def as_text(
-        self,
-        roles: bool = False,  # also arguments and variables of each role; imports torch
-    ) -> str:
-        "Return the plan as text, as wide as the terminal"
+    def as_text(self, roles: bool = False) -> str:
+        "Return the plan, as wide as the terminal; `roles`: also what each role receives, imports torch"
         rows = batch_arithmetic(self.config, self.soc)
         batch = [f"{what:14}{value}" for what, value in rows]
         parts = [self.head_text(), prompts_text(self.config), "\n".join(batch)]
@@ -714,11 +686,7 @@ def _expert_lines(config: RunConfig, d: Dimensions) -> list[str]:
     return lines
 
 # %% ../../nbs/plan/04_plan.ipynb #885c2480
-def make_plan(
-    config: RunConfig,
-    soc: str = "Ascend910B1",
-    check: bool = True,
-) -> RunPlan:
+def make_plan(config: RunConfig, soc: str = "Ascend910B1", check: bool = True) -> RunPlan:
     """Plan a run.
 
     Raises the errors of `check_models`, and `DeviceError` when it does not

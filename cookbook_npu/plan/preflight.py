@@ -83,7 +83,8 @@ def field_names(module: str, class_name: str) -> set[str]:
     folders = (spec.submodule_search_locations if spec else None) or []
     files = [Path(folder, *inner).with_suffix(".py") for folder in folders]
     found = set()
-    for node in _statements(files):
+    first = next(filter(Path.is_file, files), None)
+    for node in ast.parse(first.read_text("utf-8")).body if first else []:
         if isinstance(node, ast.ClassDef) and node.name == class_name:
             found |= {
                 field.target.id
@@ -91,14 +92,6 @@ def field_names(module: str, class_name: str) -> set[str]:
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
             }
     return found
-
-
-def _statements(files: Sequence[Path]) -> list[ast.stmt]:
-    "Return the top-level statements of the first existing file"
-    for file in files:
-        if file.is_file():
-            return ast.parse(file.read_text("utf-8")).body
-    return []
 
 
 def _check_names(key: str, given: Mapping[str, object], classes: Mapping[str, str]) -> None:

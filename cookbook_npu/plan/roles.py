@@ -63,9 +63,7 @@ class MachineShare:
 
 
 def planned_share(
-    config: RunConfig,
-    environ: Mapping[str, str],
-    per_machine: int = 8,  # devices of a machine
+    config: RunConfig, environ: Mapping[str, str], per_machine: int = 8
 ) -> MachineShare:
     "Return the share that the environment selects, before devices are reserved"
     parts = environ.get(NPU.visible_env, "").split(",")
@@ -79,11 +77,8 @@ PORTS_OF_ROLE = 50
 _PORT_RANGES = ("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE")
 
 
-def port_ranges(
-    role: RunRole,
-    first_device: int,  # lowest device id of the run on the machine
-) -> dict[str, str]:
-    "Return the HCCL port ranges of a role, unique on the machine"
+def port_ranges(role: RunRole, first_device: int) -> dict[str, str]:
+    "Return the HCCL port ranges of a role, unique on the machine by the lowest device of the run"
     base = FIRST_PORT + 2 * PORTS_OF_ROLE * first_device
     host = base + (PORTS_OF_ROLE if role == "rollout" else 0)
     npu = host + NPU_PORTS_ABOVE
@@ -96,10 +91,7 @@ def port_ranges(
     return dict(zip(_PORT_RANGES, ranges, strict=True))
 
 
-def cpu_threads(
-    role: RunRole,
-    trainer_ranks: int,  # on this machine
-) -> int:
+def cpu_threads(role: RunRole, trainer_ranks: int) -> int:
     "Return OMP_NUM_THREADS of a role: the trainer's ranks divide the cores of this process"
     if role == "rollout":
         return 1

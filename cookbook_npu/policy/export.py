@@ -152,7 +152,7 @@ def merge_policy(run: RunFolder, adapter: Path, target: Path) -> None:
     scale = config.lora.alpha / config.lora.rank
     write_hf_folder(target, base, dict(merge_adapter(weights, added, scale)))
 
-
+# %% ../../nbs/policy/00_export.ipynb #7663d7e4
 @contextmanager
 def policy_folder(
     run: RunFolder, checkpoint: Checkpoint, adapter: bool = False
@@ -219,12 +219,11 @@ tags: [{tags}, ascend]
 """
     if config.teachers:
         card += f"- teacher {', '.join(f'`{name}`' for name in config.teachers)}\n"
+    own = "at this step (the run's own evaluation)"
     if loss is not None:
-        card += f"- held-out loss {loss:.3f} nats per token at this step (the run's own evaluation)\n"
+        card += f"- held-out loss {loss:.3f} nats per token {own}\n"
     if accuracy is not None:
-        card += (
-            f"- held-out accuracy {accuracy:.3f} at this step (the run's own evaluation)\n"
-        )
+        card += f"- held-out accuracy {accuracy:.3f} {own}\n"
     if config.lora.rank:
         card += f"- LoRA adapter of rank {config.lora.rank}, alpha {config.lora.alpha:g}\n"
     if arguments := config.data.chat_template_kwargs:
@@ -246,9 +245,8 @@ def export_policy(
     run = RunFolder.open(path)
     adapter = bool(run.config().lora.rank) and not merged
     checkpoint = chosen_checkpoint(run, step)
-    name = step_folder(checkpoint.step) + (
-        "_merged" if merged and run.config().lora.rank else ""
-    )
+    suffix = "_merged" if merged and run.config().lora.rank else ""
+    name = step_folder(checkpoint.step) + suffix
     target = (to or run.path / "export" / name).absolute()
     card = model_card(run, checkpoint, adapter)
     if (target / CARD).is_file() and (target / CARD).read_text("utf-8") == card:
@@ -301,12 +299,7 @@ def check_hub(repo: str) -> Any:
     """Check address, name (me/my-model) and login within seconds; return huggingface_hub's HfApi.
 
     Raises `MissingError` or `ConfigError`."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalTokenNotFoundError,
-    )
+    from huggingface_hub import HfApi, errors
     from huggingface_hub.utils import validate_repo_id
 
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
@@ -315,11 +308,11 @@ def check_hub(repo: str) -> Any:
         _check_reachable(endpoint)
         api = HfApi(endpoint=endpoint)
         api.whoami()
-    except HFValidationError as error:
+    except errors.HFValidationError as error:
         raise ConfigError(
             f"--push {repo} names no repository", "Write it as me/my-model."
         ) from error
-    except (HfHubHTTPError, LocalTokenNotFoundError) as error:
+    except (errors.HfHubHTTPError, errors.LocalTokenNotFoundError) as error:
         raise _refused(endpoint, error) from error
     return api
 
@@ -329,8 +322,9 @@ def push_folder(api: Any, folder: Path, repo: str, public: bool = False) -> str:
     try:
         api.create_repo(repo, private=not public, exist_ok=True)
         message = f"Policy {folder.name}"
-        upload = dict(repo_id=repo, folder_path=folder, commit_message=message)
-        return str(api.upload_folder(**upload))
+        return str(
+            api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
+        )
     except Exception as error:
         # every HTTP library has its own errors, some of several lines
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -90,14 +90,9 @@ def token_rewards(
     reward_BT = rewards_B.new_zeros(mask_BT.shape)
     if kl_BT is not None:
         reward_BT = torch.where(mask_BT != 0, -coef * upcast(kl_BT), reward_BT)
-    is_last_BT = _is_last_policy_token(mask_BT)
-    return reward_BT + torch.where(is_last_BT, rewards_B[:, None], 0.0)
-
-
-def _is_last_policy_token(mask_BT: Tensor) -> Tensor:
-    "True at the last token of each sequence that the policy wrote"
     later_BT = (mask_BT != 0).flip(1).cumsum(1).flip(1)  # policy tokens from here on
-    return (mask_BT != 0) & (later_BT == 1)
+    is_last_BT = (mask_BT != 0) & (later_BT == 1)
+    return reward_BT + torch.where(is_last_BT, rewards_B[:, None], 0.0)
 
 # %% ../../nbs/rl/01_advantages.ipynb #7fe26fda
 @torch.no_grad()

@@ -120,7 +120,8 @@ def compute_advantages(
         )
     kl = _needed_kl(config, kl)
     if kl is not None and not config.has_token_rewards:
-        rewards_B = rewards_B - config.kl_in_reward * _response_kl(kl, masks)
+        sums = [torch.where(m != 0, k, 0.0).sum() for k, m in zip(kl, masks, strict=True)]
+        rewards_B = rewards_B - config.kl_in_reward * torch.stack(sums)
     if config.advantage_estimator == "gdpo":
         score_B = gdpo(*_score_matrix(scores, group_ids), group_ids, group_size)
     else:
@@ -149,12 +150,6 @@ def _whitened(rows: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
     "Mean 0 and variance 1 over all tokens with mask 1"
     white_T = whiten(torch.cat(list(rows)), torch.cat(list(masks)))
     return list(white_T.split([len(m) for m in masks]))
-
-
-def _response_kl(kl: Sequence[Tensor], masks: Sequence[Tensor]) -> Tensor:
-    "Sum of the KL estimates over the policy's tokens of each response"
-    sums = [torch.where(m != 0, k, 0.0).sum() for k, m in zip(kl, masks, strict=True)]
-    return torch.stack(sums)
 
 # %% ../../nbs/rl/07_algorithms.ipynb #8ac07efb
 @torch.no_grad()
@@ -299,10 +294,8 @@ ALGORITHMS: Mapping[str, Algorithm] = {
 }
 
 # %% ../../nbs/rl/07_algorithms.ipynb #7ad1c5dd
-def algorithm_overrides(
-    name: str,  # a name of `ALGORITHMS`
-) -> dict[str, Any]:  # dotted key -> value, for a recipe's `overrides`
-    "The overrides that make a recipe run an algorithm; raises `ConfigError` with the nearest name"
+def algorithm_overrides(name: str) -> dict[str, Any]:  # dotted key -> value
+    "The `overrides` with which a recipe runs one of `ALGORITHMS`; raises `ConfigError` with the nearest name"
     if name not in ALGORITHMS:
         raise ConfigError(f"there is no algorithm {name!r}", nearest(name, ALGORITHMS))
     # always set: the recipe may use another estimator

@@ -21,12 +21,9 @@ class GradedSample(Protocol):
     reward: float | None
 
 
-def reward_nonzero_std(
-    rewards: Sequence[float],  # rewards of one group
-    tolerance: float = 1e-6,  # a smaller difference is rounding
-) -> bool:  # whether the group gives a gradient
-    "Whether the rewards of a group differ"
-    return max(rewards) - min(rewards) > tolerance
+def reward_nonzero_std(rewards: Sequence[float]) -> bool:
+    "Whether the rewards of a group differ by more than rounding, and so give a gradient"
+    return max(rewards) - min(rewards) > 1e-6
 
 # %% ../../nbs/rl/06_filters.ipynb #5ad3a352
 @dataclass

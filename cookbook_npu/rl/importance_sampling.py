@@ -117,10 +117,8 @@ def _bounded(weight_T: Tensor, ratio_T: Tensor, rollout_is: RolloutIS) -> Tensor
     return weight_T != ratio_T
 
 # %% ../../nbs/rl/04_importance_sampling.ipynb #cdcf5e22
-def effective_sample_share(
-    weight_T: Tensor,
-) -> float:  # in [0, 1]; 0 when all weights are 0
-    "Effective sample size as a share of the samples (Kish)"
+def effective_sample_share(weight_T: Tensor) -> float:
+    "Effective sample size as a share of the samples (Kish); 0 when all weights are 0"
     w_T = weight_T.double()
     if not w_T.any():
         return 0.0

@@ -49,8 +49,7 @@ def policy_loss(
     adv_T: Tensor,
     clip_ratio_low: float = 0.2,  # no gradient below a ratio of 1 - clip_ratio_low (advantage < 0)
     clip_ratio_high: float = 0.28,  # no gradient above 1 + clip_ratio_high (advantage > 0)
-    clip_ratio_c: float
-    | None = None,  # dual clip: loss <= clip_ratio_c * |advantage|; None: off
+    clip_ratio_c: float | None = None,  # dual clip: loss <= clip_ratio_c * |advantage|
     token_name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T), float32 at least
     "PPO's clipped surrogate for each token (arXiv 1707.06347, 1912.09729, 2503.14476)"
@@ -211,8 +210,7 @@ def kl_estimate(
     logp_T: Tensor,  # log-probs under the policy
     ref_logp_T: Tensor,  # log-probs under the reference
     estimator: KlEstimator = "low_var_kl",  # see the table above
-    sampled_logp_T: Tensor
-    | None = None,  # weight by the ratio to this policy; default: no weight
+    sampled_logp_T: Tensor | None = None,  # weight by the ratio to this policy
     token_name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> Tensor:  # kl_T, float32 at least; with gradient if logp_T has one
     """Estimate of KL(policy || reference) at each sampled token.

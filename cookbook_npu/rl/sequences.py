@@ -19,9 +19,7 @@ from torch import Tensor
 from ..errors import DataError, NumericsError
 
 # %% ../../nbs/rl/00_sequences.ipynb #7aa51275
-def upcast(
-    value: Tensor,  # any floating-point or integer values
-) -> Tensor:  # the same values, float64 if they were, else float32
+def upcast(value: Tensor) -> Tensor:
     "Convert to float32; float64 stays float64"
     if value.dtype == torch.float64:
         return value
@@ -31,11 +29,8 @@ def upcast(
 TokenName = Callable[[int], str]  # token position in a packed batch -> name for a message
 
 
-def token_names(
-    names: Sequence[str],  # name of each sample of the batch
-    lengths: Sequence[int],  # its number of tokens
-) -> TokenName:  # token position -> "sample p7/3 token 12"
-    "Names for the tokens of a packed batch"
+def token_names(names: Sequence[str], lengths: Sequence[int]) -> TokenName:
+    "Name the tokens of a packed batch of samples: position -> sample p7/3 token 12"
     ends = list(accumulate(lengths))
 
     def name(position: int) -> str:
@@ -49,8 +44,7 @@ def token_names(
 def check_finite(
     quantity: str,  # what it is, for the message
     value_T: Tensor,
-    token_name: TokenName
-    | None = None,  # position -> name of the sample; default: the position
+    token_name: TokenName | None = None,  # position -> name of the sample
 ) -> None:
     "Raise `NumericsError` naming the quantity and the first token that is not finite"
     bad_T = ~torch.isfinite(value_T.detach())
@@ -89,11 +83,8 @@ class Sequences:
     mask_T: Tensor  # 1: written by the policy; 0: observation or masked out
     count: int  # B
 
-    def sum(
-        self,
-        value_T: Tensor,  # one value for each token
-    ) -> Tensor:  # value_B: sum over the policy's tokens
-        "Sum of each sequence"
+    def sum(self, value_T: Tensor) -> Tensor:  # value_B
+        "Sum of each sequence over the policy's tokens"
         value_T = upcast(value_T)
         # `where`, not a product: the value of an observation may be anything, and 0 x inf is NaN.
         zero = torch.zeros((), dtype=value_T.dtype, device=value_T.device)
@@ -104,17 +95,11 @@ class Sequences:
         "Policy tokens of each sequence"
         return self.sum(torch.ones_like(self.mask_T, dtype=torch.float32))
 
-    def mean(
-        self,
-        value_T: Tensor,  # one value for each token
-    ) -> Tensor:  # value_B: mean over the policy's tokens; 0 for a sequence without any
-        "Mean of each sequence"
+    def mean(self, value_T: Tensor) -> Tensor:  # value_B
+        "Mean of each sequence over the policy's tokens; 0 without any"
         return self.sum(value_T) / self.num_tokens().clamp(min=1)
 
-    def expand_to_tokens(
-        self,
-        value_B: Tensor,  # one value for each sequence
-    ) -> Tensor:  # value_T
+    def expand_to_tokens(self, value_B: Tensor) -> Tensor:  # value_T
         "Give each token the value of its sequence"
         return value_B[self.index_T]
 
@@ -122,12 +107,11 @@ class Sequences:
 def sequences(
     lengths: Sequence[int],  # response tokens of each sequence on this rank, as packed
     mask_T: Tensor | None = None,  # 1 where the policy wrote the token; None: everywhere
-    device: torch.device | str | None = None,  # of the tokens; None: that of the mask
-) -> Sequences:  # for formulas over sequences
+) -> Sequences:
     "Describe packed sequences; raises `DataError` when the mask does not fit the lengths"
     total = sum(lengths)
     if mask_T is None:
-        mask_T = torch.ones(total, device=device)
+        mask_T = torch.ones(total)
     if mask_T.shape != (total,):
         raise DataError(
             f"the mask has shape {tuple(mask_T.shape)} for sequences of {list(lengths)} tokens",
@@ -138,11 +122,8 @@ def sequences(
     return Sequences(index_T.to(mask_T.device), mask_T, len(counts_B))
 
 # %% ../../nbs/rl/00_sequences.ipynb #3663701e
-def group_index(
-    group_ids: Sequence[str],  # group of each sample, B names
-    group_size: int,  # G, samples each group must have
-) -> Tensor:  # index_B: number of each sample's group, 0..K-1 in order of appearance
-    "Number the groups; raises `DataError` on a missing id or a group of the wrong size"
+def group_index(group_ids: Sequence[str], group_size: int) -> Tensor:  # index_B
+    "Number the groups, from 0 by appearance; raises `DataError` on a missing id or another size"
     for i, name in enumerate(group_ids):
         if not isinstance(name, str) or not name:
             raise DataError(
@@ -166,19 +147,14 @@ class GroupedRewards:
     reward_KG: Tensor  # rewards; the order inside a group is that of the batch
     order_B: Tensor  # index of the sample at each position of `reward_KG.flatten()`
 
-    def ungroup(
-        self,
-        value_KG: Tensor,  # one value for each entry
-    ) -> Tensor:  # value_B, in the order of the samples
+    def ungroup(self, value_KG: Tensor) -> Tensor:  # value_B, in the order of the samples
         "Undo the sorting"
         value_B = value_KG.flatten()
         return torch.empty_like(value_B).index_copy_(0, self.order_B, value_B)
 
 # %% ../../nbs/rl/00_sequences.ipynb #5b6e3286
 def group_rewards(
-    rewards_B: Tensor,
-    group_ids: Sequence[str],  # group of each sample
-    group_size: int,  # G
+    rewards_B: Tensor, group_ids: Sequence[str], group_size: int
 ) -> GroupedRewards:  # float32 at least
     "Sort rewards by group; raises `DataError` or `NumericsError` naming the sample or the group"
     if rewards_B.shape != (len(group_ids),):
@@ -198,11 +174,8 @@ def group_rewards(
     return GroupedRewards(upcast(rewards_B)[order_B].view(-1, group_size), order_B)
 
 # %% ../../nbs/rl/00_sequences.ipynb #10c813fb
-def zero_std_groups(
-    rewards_B: Tensor,
-    group_ids: Sequence[str],  # group of each sample
-) -> int:  # number of groups whose rewards are all equal
-    "Count the groups that give no gradient"
+def zero_std_groups(rewards_B: Tensor, group_ids: Sequence[str]) -> int:
+    "Count the groups that give no gradient, because their rewards are all equal"
     groups: dict[str, set[float]] = {}
     for name, reward in zip(group_ids, rewards_B.tolist(), strict=True):
         groups.setdefault(name, set()).add(reward)

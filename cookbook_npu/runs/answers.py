@@ -24,9 +24,7 @@ from ..terminal import COLOURS, counted, printable
 
 # %% ../../nbs/runs/13_answers.ipynb #91f77fc2
 SHOWN_CHARACTERS = 1500  # of a prompt and of a response
-
-
-# of a picture, which is shown beside the prompt
+# of a picture, which is shown next to the prompt
 _PLACEHOLDERS = re.compile(r"<\|vision_start\|>(?:<\|\w+_pad\|>)*<\|vision_end\|>")
 
 
@@ -63,7 +61,7 @@ def board_or_text(metadata: Mapping[str, Any], text: str) -> str:
     "Return the board of an episode's game; without one the text"
     return "\n".join((metadata.get("environment") or {}).get("board", ())) or text
 
-
+# %% ../../nbs/runs/13_answers.ipynb #a929ffea
 @dataclass(frozen=True)
 class GallerySample:
     "A response for display"

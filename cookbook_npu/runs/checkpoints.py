@@ -207,11 +207,8 @@ class Checkpoints:
             shutil.rmtree(folder, ignore_errors=True)
         return left
 
-    def prune(
-        self,
-        keep_last: int,  # newest checkpoints to keep, at least 1
-    ) -> list[int]:
-        "Remove old checkpoints; returns their steps"
+    def prune(self, keep_last: int) -> list[int]:
+        "Remove all but the newest checkpoints, at least 1; returns the steps of the removed ones"
         old = self.finished()[max(1, keep_last) :]
         for checkpoint in old:
             aside = self._aside(checkpoint.path, "removed")

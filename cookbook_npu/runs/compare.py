@@ -46,7 +46,7 @@ Difference = tuple[str, Any, Any]  # name, value in A, value in B
 
 @dataclass(frozen=True)
 class Final:
-    "A final number of a run with its standard error; None: not measured, or a single value"
+    "A final number of a run with its standard error; None if not measured, or a single value"
 
     value: float | None
     error: float | None = None
@@ -126,36 +126,6 @@ class Outcomes:
         "Return a short name of each run: A, B, ..."
         return [_run_name(number) for number in range(len(self.paths))]
 
-    def __str__(self) -> str:
-        lines = [
-            f"{name} {path}, {steps} steps"
-            for name, path, steps in zip(self.names(), self.paths, self.steps, strict=True)
-        ]
-        if self.not_bitwise and not self.settings:
-            lines.append(f"need not repeat bitwise: {self.not_bitwise}")
-        lines += ["", *_aligned([["setting", *self.names()], *self.setting_rows()]), ""]
-        lines += _aligned(
-            [["final number ± standard error", *self.names(), ""], *self.rows()]
-        )
-        lines += ["", "The errors do not contain the scatter between seeds."]
-        return "\n".join(lines)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        names, settings = self.names(), self.setting_rows()
-        runs = [
-            (name, f"{path}, {steps} steps")
-            for name, path, steps in zip(names, self.paths, self.steps, strict=True)
-        ]
-        return "".join(
-            (
-                html_table(runs),
-                html_table(settings, ("setting", *names)) if settings else "",
-                html_table(self.rows(), ("final number ± standard error", *names, "")),
-            )
-        )
-
     def setting_rows(self) -> list[list[str]]:
         "Return the settings that differ: key, value of each run"
         rows = [(key, *values) for key, values in self.settings.items()]
@@ -170,6 +140,35 @@ class Outcomes:
                 judged = self.incomparable.get(metric) or _judged(finals)
                 found.append([metric, *map(str, finals), judged])
         return found
+
+    def __str__(self) -> str:
+        lines = [
+            f"{name} {path}, {steps} steps"
+            for name, path, steps in zip(self.names(), self.paths, self.steps, strict=True)
+        ]
+        if self.not_bitwise and not self.settings:
+            lines.append(f"need not repeat bitwise: {self.not_bitwise}")
+        lines += ["", *_aligned([["setting", *self.names()], *self.setting_rows()]), ""]
+        lines += _aligned([["final number ± standard error", *self.names(), ""], *self.rows()])
+        lines += ["", "The errors do not contain the scatter between seeds."]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        names, settings = self.names(), self.setting_rows()
+        runs = [
+            (name, f"{path}, {steps} steps")
+            for name, path, steps in zip(names, self.paths, self.steps, strict=True)
+        ]
+        return "".join(
+            (
+                html_table(runs),
+                html_table(settings, ("setting", *names)) if settings else "",
+                html_table(self.rows(), ("final number ± standard error", *names, "")),
+            )
+        )
 
     def figures(self) -> list[str]:
         "Return one figure per metric with the curves of all runs, as SVG"
@@ -286,9 +285,7 @@ def why_not_bitwise(
 def _settings(configs: Sequence[RunConfig]) -> dict[str, tuple[Any, ...]]:
     "Return the settings that influence the numbers and differ"
     flat = [dict(config.flat()) | {"tenants": sorted(config.tenants)} for config in configs]
-    keys = [
-        key for key in dict.fromkeys(k for f in flat for k in f) if key_table()[key].acts
-    ]
+    keys = [k for k in dict.fromkeys(k for f in flat for k in f) if key_table()[k].acts]
     for values, config in zip(flat, configs, strict=True):
         for name, tenant in config.of_tenants.items():
             values |= {f"tenants.{name}.{key}": value for key, value in tenant.flat()}

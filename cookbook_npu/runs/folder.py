@@ -60,8 +60,7 @@ from ..parameters import settings_record
 # %% ../../nbs/runs/00_folder.ipynb #eaaa620b
 @contextmanager
 def storage_errors(
-    path: Path,
-    remedy: str = "Free space, or correct the permissions.",
+    path: Path, remedy: str = "Free space, or correct the permissions."
 ) -> Iterator[None]:
     "Turn an `OSError` inside the block into a `StorageError` that names `path`"
     try:
@@ -101,8 +100,7 @@ def refuse_link(path: Path) -> None:
     "Raise `DataError` if `path` is a symbolic link"
     if path.is_symlink():
         raise DataError(
-            f"{path} is a link",
-            "Replace it by the file or folder that it points to.",
+            f"{path} is a link", "Replace it by the file or folder that it points to."
         )
 
 
@@ -675,6 +673,10 @@ class RunFolder:
 
     def _copy_code(self, config: RunConfig) -> None:
         "Copy the user's own modules into the folder"
+
+        def not_python(folder: str, names: list[str]) -> list[str]:
+            return [n for n in names if not (n.endswith(".py") or Path(folder, n).is_dir())]
+
         copies, folder = RunFolder(whole_run(self.path)).code, Path(config.code_folder or "")
         for inside in own_sources(config, folder):
             source, copy = folder / inside, copies / inside
@@ -683,7 +685,7 @@ class RunFolder:
             with storage_errors(copy):
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 if source.is_dir():
-                    shutil.copytree(source, copy, ignore=_not_python, dirs_exist_ok=True)
+                    shutil.copytree(source, copy, ignore=not_python, dirs_exist_ok=True)
                 else:
                     shutil.copyfile(source, copy)
 
@@ -821,9 +823,3 @@ def newest_run(root: Path) -> Path | None:
     folders = [file.parent for file in root.glob("*/config.json")]
     folders = [f for f in folders if not f.name.startswith((".", REHEARSAL))]
     return max(folders, key=start_time, default=None)
-
-# %% ../../nbs/runs/00_folder.ipynb #cb3ce994
-
-
-def _not_python(folder: str, names: list[str]) -> list[str]:
-    return [n for n in names if not (n.endswith(".py") or Path(folder, n).is_dir())]

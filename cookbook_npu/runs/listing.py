@@ -44,10 +44,7 @@ from .plots import render_page
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-def sparkline(
-    values: Sequence[float],
-    width: int = 16,  # characters
-) -> str:
+def sparkline(values: Sequence[float], width: int = 16) -> str:
     "Draw values with block characters, from the smallest to the largest"
     if not values:
         return ""
@@ -170,10 +167,7 @@ def list_runs(root: Path | str) -> list[RunLine]:
     return sorted(lines, key=lambda line: (line.started, line.name))
 
 # %% ../../nbs/runs/09_listing.ipynb #2a42abcf
-def runs_table(
-    lines: Sequence[RunLine],
-    columns: int = 80,  # of the terminal
-) -> str:
+def runs_table(lines: Sequence[RunLine], columns: int = 80) -> str:
     "Format runs for a terminal: name, state, steps and time, and a second line with the rest"
     width = max((len(line.name) for line in lines), default=0)
     shown = [f"{'run':<{width}}  {'state':<11}  {'steps':>8}  {'session':>11}"]

@@ -29,13 +29,7 @@ from ..runs.metrics import (
     step_line,
     to_columns,
 )
-from ..runs.plots import (
-    COLOURS,
-    PANELS,
-    Panel,
-    matching_metrics,
-    plot_curves,
-)
+from .plots import COLOURS, PANELS, Panel, matching_metrics, plot_curves
 
 # %% ../../nbs/runs/03_live.ipynb #9984eeac
 def in_notebook() -> bool:
@@ -117,9 +111,8 @@ def live_curves(metrics: MetricColumns, panels: Sequence[Panel] = PANELS) -> str
     "Return the learning curves as HTML with small SVG panels"
     shown = []
     for panel in panels:
-        curves = {
-            n: metric_points(metrics, n) for n in matching_metrics(metrics, panel.metrics)
-        }
+        names = matching_metrics(metrics, panel.metrics)
+        curves = {name: metric_points(metrics, name) for name in names}
         values = [value for points in curves.values() for _, value in points]
         if panel.log:
             values = [value for value in values if value > 0]
@@ -250,7 +243,6 @@ class NotebookView(Sink):
 # %% ../../nbs/runs/03_live.ipynb #f494976c
 def live_view(
     steps: int,
-    panels: Sequence[Panel] = PANELS,
     history: Iterable[Mapping[str, Any]] = (),
     answers: Callable[[], Any] | None = None,
 ) -> Sink:
@@ -262,7 +254,7 @@ def live_view(
 
     # without pyplot
     select_figure_formats(get_ipython(), {"png"}, bbox_inches=None)
-    return NotebookView(steps, panels, history=history, answers=answers)
+    return NotebookView(steps, history=history, answers=answers)
 
 # %% ../../nbs/runs/03_live.ipynb #aed29b6b
 class Follower:
@@ -281,11 +273,8 @@ class Follower:
         return records[common:]
 
 # %% ../../nbs/runs/03_live.ipynb #watch001
-def watch(
-    run: Path | str,  # its folder or name
-    every_s: float = 1.0,  # seconds between two looks at it
-) -> None:
-    "Show a run with its curves and answers, while it runs until it ends; interrupt to leave it"
+def watch(run: Path | str, every_s: float = 1.0) -> None:
+    "Show a run, by folder or name, with its curves and answers until it ends; interrupt to leave"
     folder = RunFolder.open(run)
     follower = Follower(folder.metrics_file)
     history = follower.new()

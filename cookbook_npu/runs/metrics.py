@@ -274,15 +274,15 @@ class SpanLog:
         return self.clock() - self._zero
 
     @contextmanager
-    def span(self, phase: str, role: str | None = None) -> Iterator[None]:
-        "Record the block as a span and add its time to the phase; role None: that of the phase"
+    def span(self, phase: str) -> Iterator[None]:
+        "Record the block as a span of the phase's role, and add its time to the phase"
         version = self.version
         began = self.now()
         try:
             yield
         finally:
             ended = self.now()
-            self.add(role or _role_of(phase), phase, began, ended, version=version)
+            self.add(_role_of(phase), phase, began, ended, version=version)
             with self.lock:
                 self.times[phase] = self.times.get(phase, 0.0) + ended - began
 
@@ -321,7 +321,6 @@ class SpanLog:
             self.waiting = []
             times, self.times = self.times, {}
         return times
-
 
 # %% ../../nbs/runs/01_metrics.ipynb #5pan0012
 def load_spans(path: Path | str) -> list[RoleSpan]:
@@ -524,12 +523,12 @@ def metric_points(metrics: MetricColumns, name: str) -> list[tuple[int, float]]:
     return [(step, value) for step, value in pairs if value is not None]
 
 
-def phase_means(metrics: MetricColumns, skip: int = 1) -> dict[str, float]:
+def phase_means(metrics: MetricColumns) -> dict[str, float]:
     """Return the mean time of each phase over the steps that have it, in s.
 
-    The first `skip` steps are left out as warm-up, unless there are no others."""
+    The first step is left out as warm-up, unless there is no other."""
     steps = [step for step, _ in metric_points(metrics, f"{TIME_PREFIX}step")]
-    warm_up = steps[skip - 1] if skip and len(steps) > skip else -1
+    warm_up = steps[0] if len(steps) > 1 else -1
     means = {}
     for name in metrics:
         if name.startswith(TIME_PREFIX):

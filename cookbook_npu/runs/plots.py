@@ -444,11 +444,8 @@ def render_page(template: str, **values: Any) -> str:
     return environment.get_template(template).render(footer=footer, **values)
 
 # %% ../../nbs/runs/02_plots.ipynb #figs0001
-def compared_figures(
-    runs: Mapping[str, MetricColumns],  # by short name
-    whose: str,  # for the title
-) -> list[str]:
-    "Return one figure per metric of the first run with the curves of all runs, as SVG"
+def compared_figures(runs: Mapping[str, MetricColumns], whose: str) -> list[str]:
+    "Return one figure per metric of the first run, with the curves of all runs by name, as SVG"
     columns: dict[str, list[Any]] = {}
     columns["step"] = sorted({step for m in runs.values() for step in m.get("step", [])})
     for name, metrics in runs.items():

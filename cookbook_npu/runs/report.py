@@ -103,26 +103,19 @@ def result_table(
     speeds = _values(metrics, "tokens_per_s_per_device")
     speeds = speeds[1:] or speeds  # the first step includes the warm-up
     differences = _values(metrics, "train_rollout_logprob_abs_diff")
+    largest = max(differences, default=None)
+    speed = sum(speeds) / len(speeds) if speeds else None
     free = [_values(metrics, f"memory/free_{when}_sleep") for when in ("before", "after")]
-    freed = [format_bytes(values[-1]) for values in free] if all(free) else []
+    freed = " → ".join(format_bytes(v[-1]) for v in free) if all(free) else None
     states = [shim.get("state") for shim in stack.get("shims", [])]
     counts = [f"{states.count(s)} {s}" for s in dict.fromkeys(["applied", *states])]
     rows += [
         ("steps", f"{done} of {steps}" if steps else f"{done}"),
         ("time in steps", format_duration(sum(times)) if times else None),
         ("mean step", _number(phase_means(metrics).get("step"), " s")),
-        (
-            "tokens per second and device",
-            _number(sum(speeds) / len(speeds) if speeds else None),
-        ),
-        (
-            "largest trainer/engine log-prob difference",
-            _number(max(differences, default=None)),
-        ),
-        (
-            "free device memory, before → after the trainer sleeps",
-            " → ".join(freed) or None,
-        ),
+        ("tokens per second and device", _number(speed)),
+        ("largest trainer/engine log-prob difference", _number(largest)),
+        ("free device memory, before → after the trainer sleeps", freed),
         ("shims", ", ".join(counts) if states else None),
     ]
     if stack.get("device", {}).get("simulated"):
@@ -480,9 +473,7 @@ def check_learning(folder: Path | str) -> str:
     Raises `NothingLearned`."""
     run = RunFolder.open(folder)
     if tenants := run.config().tenants:
-        return "\n".join(
-            f"{name}: {check_learning(run.tenants / name)}" for name in tenants
-        )
+        return "\n".join(f"{n}: {check_learning(run.tenants / n)}" for n in tenants)
     metrics = load_metrics(run.path)
     taught = ", or the teacher is the policy itself" if run.config().teachers else ""
     remedy = f"Look at the responses: cookbook-npu samples {run.path} --worst"

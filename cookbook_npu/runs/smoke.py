@@ -72,11 +72,7 @@ SMOKE_LAYOUTS: dict[str, SmokeLayout] = {
         "qwen3_30b_a3b_grpo",
         {
             "laptop": {"parallel.tensor": 1, "parallel.context": 2},
-            "910b": {
-                "parallel.tensor": 2,
-                "parallel.context": 4,
-                "train.save_every": 0,
-            },
+            "910b": {"parallel.tensor": 2, "parallel.context": 4, "train.save_every": 0},
         },
     ),
 }
@@ -116,7 +112,7 @@ class SmokeCheck:
     "A check of a smoke run"
 
     name: str
-    value: float | None  # None: not measured
+    value: float | None  # None if not measured
     limit: str
     passed: bool
 

@@ -22,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+
 from ..config import RunConfig
 from ..errors import ConfigError
 from .answers import AnswerTable
@@ -89,18 +90,13 @@ class Connection:
 class TrackerSink(Sink):
     "Sends the records of a run to an experiment tracker, each step once"
 
-    def __init__(
-        self,
-        name: str,
-        run: TrackerRun,
-        last: int = -1,  # step after which the run resumes
-    ):
+    def __init__(self, name: str, run: TrackerRun, last: int = -1):
         self.name = name
         self.run = run
         self.lost = False  # the tracker failed: nothing more is sent
         self.refused: set[str] = set()  # metrics that it does not take
         self.file = run.folder.parents[1] / "metrics.jsonl"
-        self.newest = last  # step that the tracker has
+        self.newest = last  # step that the tracker has; the run resumes after it
         repeats = any(row["step"] > last for row in read_steps(self.file))
         # SwanLab cannot continue a local run
         again = name == "swanlab" and os.environ.get("SWANLAB_MODE", "local") == "local"
@@ -108,6 +104,29 @@ class TrackerSink(Sink):
             self._start_again(last + 1)
         else:
             self._start(run)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        "Send a record; a step that the tracker has, of a run that lost its trainer, begins a new tracker run"
+        if record["step"] <= self.newest and not self.lost:
+            self.close(failed=True)
+            self.run = replace(self.run, run_id=self.run_id)
+            self._try("a repeated step", self._start_again, record["step"])
+        self.newest = record["step"]
+        self._send(record)
+
+    def _send(self, record: Mapping[str, Any]) -> None:
+        step, numbers = record["step"], numbers_of(record)
+        kept = {name: value for name, value in numbers.items() if name not in self.refused}
+        self._try(f"step {step}", self._send_each, step, kept)
+
+    def write_answers(self, step: int, answers: AnswerTable) -> None:
+        "Send the answers of an evaluation"
+        self._try(f"the answers of step {step}", self.connection.show, step, answers)
+
+    def close(self, failed: bool = False) -> None:
+        "End the tracker run"
+        with keep_handlers():
+            self._try("the end of the run", self.connection.end, failed)
 
     def _start(self, run: TrackerRun) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
@@ -141,20 +160,6 @@ class TrackerSink(Sink):
         module = sys.modules.get(self.name)
         return (OSError, RuntimeError, ValueError, getattr(module, own, OSError))
 
-    def write(self, record: Mapping[str, Any]) -> None:
-        "Send a record; a step that the tracker has, of a run that lost its trainer, begins a new tracker run"
-        if record["step"] <= self.newest and not self.lost:
-            self.close(failed=True)
-            self.run = replace(self.run, run_id=self.run_id)
-            self._try("a repeated step", self._start_again, record["step"])
-        self.newest = record["step"]
-        self._send(record)
-
-    def _send(self, record: Mapping[str, Any]) -> None:
-        step, numbers = record["step"], numbers_of(record)
-        kept = {name: value for name, value in numbers.items() if name not in self.refused}
-        self._try(f"step {step}", self._send_each, step, kept)
-
     def _send_each(self, step: int, numbers: Mapping[str, float]) -> None:
         "Send numbers; one that the tracker refuses is left out from then on"
         try:
@@ -172,15 +177,6 @@ class TrackerSink(Sink):
                 print(f"{self.name} does not take {name}: left out: {error}", flush=True)
         if self.refused >= numbers.keys():
             raise ValueError("every metric")
-
-    def write_answers(self, step: int, answers: AnswerTable) -> None:
-        "Send the answers of an evaluation"
-        self._try(f"the answers of step {step}", self.connection.show, step, answers)
-
-    def close(self, failed: bool = False) -> None:
-        "End the tracker run"
-        with keep_handlers():
-            self._try("the end of the run", self.connection.end, failed)
 
     def _try(self, what: str, call: Callable[..., Any], *args: Any) -> None:
         "Call the tracker; after an error print one message and send nothing more"

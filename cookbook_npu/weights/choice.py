@@ -21,9 +21,7 @@ class Transfer(NamedTuple):
 
 def choose_transport(
     config: RunConfig,
-    lacks_room: Callable[
-        [], str
-    ] = str,  # why a device has no room for a copy; empty: it has
+    lacks_room: Callable[[], str] = str,  # why a device has no room for a copy, or ""
 ) -> Transfer:
     "Return the transport of weights on shared devices"
     wanted, why = config.placement.transfer_backend, ""

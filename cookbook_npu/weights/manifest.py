@@ -160,9 +160,8 @@ def why_on_host(device: torch.device) -> str:  # "": computed on the device
             # independent of the device's arithmetic
             raise
         except RuntimeError as error:
-            _on_host[device] = (
-                f"int64 products fail on {device}: {str(error).splitlines()[0]}"
-            )
+            why = str(error).splitlines()[0]
+            _on_host[device] = f"int64 products fail on {device}: {why}"
         else:
             same = found == want
             _on_host[device] = "" if same else f"int64 products are wrong on {device}"

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MACHINE_ENV', 'DEVICE_ARGUMENT', 'PROBE_BYTE', 'HANDLE_ERRORS', 'Transport', 'machine_key', 'SharedMemory',
-           'open_shared', 'MappedBuckets', 'device_key', 'NoDeviceRoom', 'DeviceHandles', 'open_handle', 'offer_handle',
-           'try_handle', 'make_transport', 'count_failing_ranks', 'raise_on_all_ranks', 'write_buckets', 'read_buckets',
+           'MappedBuckets', 'device_key', 'NoDeviceRoom', 'DeviceHandles', 'open_handle', 'offer_handle', 'try_handle',
+           'make_transport', 'count_failing_ranks', 'raise_on_all_ranks', 'write_buckets', 'read_buckets',
            'entry_handle', 'tensor_handles']
 
 # %% ../../nbs/weights/02_transport.ipynb #9c55d0e3
@@ -121,12 +121,6 @@ def _open_bucket_file(name: str) -> IO[bytes]:
             f"bucket {SHM_FOLDER / name} is gone",
             "The trainer died or released it: update the weights again.",
         ) from error
-
-
-def open_shared(name: str) -> torch.Tensor:
-    "Map a bucket that `SharedMemory.share` named, flat uint8; raises `MissingError`"
-    with _open_bucket_file(name) as file:
-        return _map_file(file.fileno())
 
 # %% ../../nbs/weights/02_transport.ipynb #a4d17e20
 class MappedBuckets:

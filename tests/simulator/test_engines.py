@@ -124,9 +124,9 @@ class HostStorage:
 
     @staticmethod
     def _new_shared_cuda(device, handle, nbytes, offset, *counters):
-        from cookbook_npu.weights.transport import open_shared
+        from cookbook_npu.weights.transport import MappedBuckets
 
-        memory = open_shared(handle.decode())
+        (memory,) = MappedBuckets().open([handle.decode()])
         assert offset == 0 and memory.nbytes >= nbytes
         return memory.untyped_storage()
 

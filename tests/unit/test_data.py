@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cookbook_npu.config import DataConfig
 from cookbook_npu.data.equality import evaluate_expression, numbers_in
-from cookbook_npu.data.prompts import load_prompts, load_source
+from cookbook_npu.data.prompts import PromptReader
 from cookbook_npu.data.tasks import (
     GENERATORS,
     LEVELS,
@@ -17,7 +17,6 @@ from cookbook_npu.data.tasks import (
     PuzzleTask,
 )
 from cookbook_npu.data.tokenizer import build_tokenizer
-from cookbook_npu.errors import DataError
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")
@@ -141,28 +140,16 @@ def test_every_format_from_file_to_prompt(tmp_path, tokenizer):
         path = tmp_path / f"{name}.jsonl"
         path.write_text(json.dumps(record) + "\n")
         for record_format in ("auto", name):
-            found, source, counts = load_source(
-                path, DataConfig(record_format=record_format), tokenizer
-            )
+            found, source, counts = PromptReader(
+                DataConfig(record_format=record_format), tokenizer
+            ).read(path)
             assert [(p.text, p.label, p.ids) for p in found] == [
                 ("Solve.", label, list(b"Solve."))
             ]
             assert counts["read"] == counts["kept"] == 1
             assert name in source and ("detected" in source) == (record_format == "auto")
-        chat = load_source(path, DataConfig(apply_chat_template=True), tokenizer)
+        chat = PromptReader(DataConfig(apply_chat_template=True), tokenizer).read(path)
         assert (
             chat.prompts[0].text
             == "<|im_start|>user\nSolve.<|im_end|>\n<|im_start|>assistant\n"
         )
-
-
-def test_a_record_of_another_format_in_the_middle_is_an_error(tmp_path, tokenizer):
-    path = tmp_path / "mixed.jsonl"
-    path.write_text(
-        '{"prompt": "a", "label": "1"}\n{"question": "b", "answer": "#### 2"}\n'
-    )
-    with pytest.raises(
-        DataError,
-        match="mixed.jsonl line 2 has no prompt and label; it has question, answer",
-    ):
-        load_prompts(DataConfig(prompt_data=str(path)), tokenizer)

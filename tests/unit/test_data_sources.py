@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cookbook_npu.config import DataConfig
 from cookbook_npu.data.conversations import ConversationFormat, ConversationReader
-from cookbook_npu.data.prompts import load_source
+from cookbook_npu.data.prompts import PromptReader
 from cookbook_npu.data.tokenizer import build_tokenizer
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
@@ -109,7 +109,7 @@ def test_the_same_samples_from_every_kind_of_file(tmp_path_factory, labels, data
             apply_chat_template=True,
             max_prompt_tokens=10_000,
         )
-        read = load_source(source, config, tokenizer).prompts
+        read = PromptReader(config, tokenizer).read(source).prompts
         form = ConversationFormat(tokenizer)
         chats, *_ = ConversationReader(config, form, 10_000).read(source)
         found.append(

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 
 from cookbook_npu.config import DataConfig
 from cookbook_npu.data.images import ImageProcessor, processor_class
-from cookbook_npu.data.prompts import image_processor, load_source
+from cookbook_npu.data.prompts import PromptReader, image_processor
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.npu.shims.torchvision_ops import install_finder
 
@@ -67,7 +67,7 @@ def test_ids_and_pixels_are_those_of_transformers(tmp_path):
     (tmp_path / "geo.jsonl").write_text("\n".join(records))
     config = DataConfig(apply_chat_template=True)
     processor = image_processor(tmp_path, config)
-    read = load_source(tmp_path / "geo.jsonl", config, tokenizer, processor=processor)
+    read = PromptReader(config, tokenizer, processor).read(tmp_path / "geo.jsonl")
     theirs = reference(tokenizer)
     assert len(read.prompts) == 50
     for n, prompt in enumerate(read.prompts):
@@ -90,7 +90,7 @@ def test_every_kind_is_what_transformers_makes_of_the_upright_picture(tmp_path, 
     tokenizer = build_tokenizer(vision=True)
     processor = ImageProcessor(tmp_path)
     config = DataConfig(apply_chat_template=True)
-    read = load_source(tmp_path / "geo.jsonl", config, tokenizer, processor=processor)
+    read = PromptReader(config, tokenizer, processor).read(tmp_path / "geo.jsonl")
     (shown,) = read.prompts[0].images
     with Image.open(io.BytesIO(content)) as image:
         upright = ImageOps.exif_transpose(image)

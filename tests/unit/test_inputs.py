@@ -15,7 +15,7 @@ from cookbook_npu.data.datasets import read_records
 from cookbook_npu.data.graders import call_mode, load_function
 from cookbook_npu.data.inputs import read_inputs
 from cookbook_npu.data.messages import ChatFormat, TurnEnd, end_token_ids
-from cookbook_npu.data.prompts import load_prompts, load_source
+from cookbook_npu.data.prompts import PromptReader, load_prompts
 from cookbook_npu.data.rewards import check_prompts
 from cookbook_npu.data.tokenizer import END, PAD, build_tokenizer
 from cookbook_npu.data.turns import TurnFormat
@@ -45,7 +45,7 @@ def rendered(folder: Path, content, chat: bool, template: str = TEXT_ONLY) -> st
     file = folder / "d.jsonl"
     file.write_text(json.dumps({"prompt": content, "label": "5"}) + "\n")
     config = DataConfig(prompt_data=str(file), apply_chat_template=chat)
-    return load_source(file, config, tokenizer_with(template)).prompts[0].text
+    return PromptReader(config, tokenizer_with(template)).read(file).prompts[0].text
 
 
 def part(text: str) -> dict:
@@ -136,7 +136,12 @@ def test_template_arguments_are_used_in_prompts_and_turns(tmp_path):
         chat_template_kwargs=arguments,
     )
     tokenizer = tokenizer_with(THINKS)
-    assert load_source(file, config, tokenizer).prompts[0].text.endswith("<think></think>")
+    assert (
+        PromptReader(config, tokenizer)
+        .read(file)
+        .prompts[0]
+        .text.endswith("<think></think>")
+    )
     turns = TurnFormat(tokenizer, True, template_kwargs=arguments)
     told = turns.observation_ids(
         [{"role": "user", "content": "No."}], tokenizer.eos_token_id

@@ -303,7 +303,7 @@ FOLDERS = {
         TEACHER,
         "model.safetensors has",
     ),
-    "another head": (other_head, POLICY, "has an lm_head.weight of its own"),
+    "another head": (other_head, POLICY, "has a separate lm_head.weight"),
     "no head": (
         lambda folder: settings(folder, tie_word_embeddings=False),
         POLICY,

@@ -153,7 +153,10 @@ def bootstrap(
         _enter_trainer(adaptor)
     if role == "rollout":
         importlib.import_module("cookbook_npu.npu.shims.vllm_ascend").enter_rollout()
-        _enter_own_device_shims()
+        for name in load_own_shims():
+            if registry[name].phase == "device":
+                registry.apply(name)
+        registry.raise_refused()
     _role = role
     return registry.report()
 
@@ -188,13 +191,6 @@ def _enter_trainer(adaptor: str | None) -> None:
     chosen.load()
     importlib.import_module("megatron.core")
     registry.enter("after_megatron")
-
-
-def _enter_own_device_shims() -> None:
-    for name in load_own_shims():
-        if registry[name].phase == "device":
-            registry.apply(name)
-    registry.raise_refused()
 
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #1d0a710a
 def parallel_ready(values: Mapping[str, Any]) -> list[dict[str, str]]:

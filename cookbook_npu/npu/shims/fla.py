@@ -19,7 +19,7 @@ from torch import Tensor
 from ...errors import ShimError
 from .registry import MonkeyPatch, Shim, registry
 from .transformer_engine.package import importable, make_package
-from .transformer_engine.packed import LengthGroup, cached_plan
+from .transformer_engine.packed import cached_plan
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #51f8ef1e
 from .transformer_engine.packed import pack_groups, pad_group
@@ -97,21 +97,7 @@ def _batched_rule(
     out, state = _delta_rule(q, k, v, g, beta, state.float(), chunk)
     return out.transpose(1, 2), state
 
-
-def _mute_padding(group: LengthGroup, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    "Padded cells neither decay nor write, so the last state of a sequence is that of its last token"
-    if group.valid_NL is None:
-        return g, beta
-    padded = ~group.valid_NL[..., None]
-    return g.masked_fill(padded, 0), beta.masked_fill(padded, 0)
-
 # %% ../../../nbs/npu/shims/03_fla.ipynb #26cfc8a5
-def _sequence_numbers(group: LengthGroup, cu_seqlens: Tensor) -> Tensor:
-    "[N] which sequences of the row a group holds"
-    first_N = group.index_NL[:, 0].contiguous()
-    return torch.searchsorted(cu_seqlens.to(first_N.device), first_N, right=True) - 1
-
-
 def _packed_rule(
     inputs: tuple[Tensor, ...], state: Tensor | None, chunk: int, cu_seqlens: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -128,8 +114,13 @@ def _packed_rule(
     order = []
     for group in plan.groups:
         q, k, v, g, beta = (pad_group(t, plan, group) for t in rows)
-        g, beta = _mute_padding(group, g, beta)
-        numbers = _sequence_numbers(group, cu_seqlens)
+        if group.valid_NL is not None:
+            # the last state of a sequence is that of its last token: padding changes nothing
+            padded = ~group.valid_NL[..., None]
+            g, beta = g.masked_fill(padded, 0), beta.masked_fill(padded, 0)
+        first_N = group.index_NL[:, 0].contiguous()
+        ends = cu_seqlens.to(first_N.device)
+        numbers = torch.searchsorted(ends, first_N, right=True) - 1  # of the sequences
         start = None if state is None else state[numbers]
         out, last = _batched_rule((q, k, v, g, beta), start, chunk)
         outs.append(out)
@@ -196,14 +187,6 @@ def _convolve(x_BDT: Tensor, weight_DW: Tensor, bias: Tensor | None) -> Tensor:
     past = F.pad(x_BDT, (weight_DW.shape[1] - 1, 0)).to(weight_DW.dtype)
     return F.conv1d(past, weight_DW[:, None], bias, groups=weight_DW.shape[0])
 
-
-def _activate(x: Tensor, activation: str | None) -> Tensor:
-    if activation not in (None, "silu", "swish"):
-        raise ShimError(
-            f"the convolution stub has no activation {activation!r}", "Use silu or None."
-        )
-    return x if activation is None else F.silu(x)
-
 # %% ../../../nbs/npu/shims/03_fla.ipynb #9aecf8bd
 def _convolve_packed(
     x_1TD: Tensor, weight_DW: Tensor, bias: Tensor | None, cu_seqlens: Tensor
@@ -227,17 +210,19 @@ def causal_conv1d(
 ) -> tuple[Tensor, None]:  # [B, T, D]
     "fla's short convolution, without its cache"
     _refuse_options(options)
+    if activation not in (None, "silu", "swish"):
+        raise ShimError(
+            f"the convolution stub has no activation {activation!r}", "Use silu or None."
+        )
     if cu_seqlens is None:
         y = _convolve(x.transpose(1, 2), weight, bias).transpose(1, 2)
     else:
         y = _convolve_packed(x, weight, bias, cu_seqlens)
-    return _activate(y, activation).to(x.dtype), None
+    return (y if activation is None else F.silu(y)).to(x.dtype), None
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #1b66183d
-def borders_of(
-    seq_idx: Tensor,  # [1, T] sequence number of every token
-) -> Tensor:  # cu_seqlens
-    "Return the boundaries: where the sequence number changes"
+def borders_of(seq_idx: Tensor) -> Tensor:
+    "Return cu_seqlens: where the sequence number, [1, T], changes"
     row = seq_idx.reshape(-1)
     changes = (row[1:] != row[:-1]).nonzero().flatten() + 1
     return torch.cat((row.new_zeros(1), changes, row.new_tensor([len(row)]))).long()
@@ -285,10 +270,7 @@ def use_in_transformers(model_type: str) -> bool:
     return True
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #e3cdd29b
-_CONSUMERS = (
-    "megatron.core.ssm.gated_delta_net",
-    *_LAYERS.values(),
-)
+_CONSUMERS = ("megatron.core.ssm.gated_delta_net", *_LAYERS.values())
 
 
 class _PackageShim(Shim):

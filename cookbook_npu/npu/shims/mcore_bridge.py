@@ -216,18 +216,14 @@ class RopeInitialiserShim(Shim):
             patch.setitem(ROPE_INIT_FUNCTIONS, "default", repaired)
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #7f6f432b
-def delta_nets(
-    *models: nn.Module,  # none given: all built models
-) -> list[Any]:
-    "The gated delta nets of some models"
+def delta_nets(*models: nn.Module) -> list[Any]:
+    "The gated delta nets of some models; without any, of all built models"
     modules = [module for model in models for module in model.modules()]
     searched = modules if models else built_modules()
     return [module for module in searched if type(module).__name__ == "GatedDeltaNet"]
 
 
-def unsummed_weights(
-    *models: nn.Module,  # none given: all built models
-) -> list[nn.Parameter]:
+def unsummed_weights(*models: nn.Module) -> list[nn.Parameter]:
     "Replicated weights whose gradients are not all-reduced"
     nets = [net for net in delta_nets(*models) if not net.config.sequence_parallel]
     weights = [net.out_norm.weight for net in nets]
@@ -297,8 +293,8 @@ _NET = "mcore_bridge.model.modules.gated_delta_net"
 
 @registry.register
 class GatedDeltaContextShim(Shim):
-    """megatron-core 0.16 refuses context parallelism for gated delta nets, and lacks the exchange
-    of heads that mcore-bridge's layer imports from it"""
+    """megatron-core 0.16 refuses context parallelism for gated delta nets, and does not have the
+    exchange of heads that mcore-bridge's layer imports from it"""
 
     name = "mcore_bridge.gated_delta_context"
     target = "megatron.core.transformer.transformer_config.TransformerConfig.__post_init__"
@@ -311,8 +307,9 @@ class GatedDeltaContextShim(Shim):
 
     def needed(self) -> tuple[bool, str]:
         source = importlib.import_module("megatron.core.ssm.gated_delta_net")
-        lacks = not hasattr(source, "tensor_a2a_cp2hp")
-        return lacks, f"megatron-core {'lacks' if lacks else 'has'} the exchange of heads"
+        if hasattr(source, "tensor_a2a_cp2hp"):
+            return False, "megatron-core has the exchange of heads"
+        return True, "megatron-core has no exchange of heads"
 
     def install(self, patch: MonkeyPatch) -> None:
         source = importlib.import_module("megatron.core.ssm.gated_delta_net")
@@ -532,7 +529,7 @@ class McoreValueHeadRowsShim(ValueHeadShim):
         original: Callable,
         bridge: Any,
         weight: torch.Tensor,
-        dim: int | None,  # None: not split
+        dim: int | None,
         is_expert: bool,
         is_embedding: bool,
     ) -> torch.Tensor:

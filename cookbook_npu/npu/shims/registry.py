@@ -95,14 +95,6 @@ class _Change:
             and mine.name == theirs.name
         )
 
-
-def _changes_since(before: list[tuple[Any, dict[str, Any]]]) -> Iterator[_Change]:
-    for owner, attributes in before:
-        for name, value in list(vars(owner).items()):
-            old = attributes.get(name, _ABSENT)
-            if old is not value:
-                yield _Change(_Attribute(owner, name), old, value)
-
 # %% ../../../nbs/npu/shims/00_registry.ipynb #522ebf70
 class MonkeyPatch:
     "The changes of one shim, in order"
@@ -131,7 +123,10 @@ class MonkeyPatch:
         "Record the attributes of modules and classes that the block changes"
         before = [(owner, dict(vars(owner))) for owner in owners]
         yield
-        self.changes += _changes_since(before)
+        for owner, attributes in before:
+            for name, value in list(vars(owner).items()):
+                if (old := attributes.get(name, _ABSENT)) is not value:
+                    self.changes.append(_Change(_Attribute(owner, name), old, value))
 
     def undo(self, keep_foreign: bool = False) -> list[str]:
         "Restore everything, last change first; return the places that were kept"
@@ -393,10 +388,8 @@ class Registry(dict[str, Shim]):
 
     def raise_refused(self) -> None:
         "Raise one `ShimError` that names every refused shim"
-        states = [shim.state for shim in self.values()]
-        refused = [
-            f"shim {s.name} refused: {s.detail}" for s in states if s.state == "refused"
-        ]
+        states = [s.state for s in self.values() if s.state.state == "refused"]
+        refused = [f"shim {s.name} refused: {s.detail}" for s in states]
         if refused:
             raise ShimError("; ".join(refused), "Run `cookbook-npu shims` for the table.")
 

@@ -295,10 +295,8 @@ class DummyBatchShim(Shim):
         if not half.ran:
             return False, "a sleeping engine skips dummy batches"
         for code in _busy_loops(self.owner):
-            if (
-                "execute_dummy_batch" in code.co_names
-                and "is_sleeping" not in code.co_names
-            ):
+            names = code.co_names
+            if "execute_dummy_batch" in names and "is_sleeping" not in names:
                 return True, "a sleeping engine runs dummy batches"
         return False, "the loops of the engine read is_sleeping"
 

@@ -89,8 +89,7 @@ def _why_not_load(worker: Any) -> str:
 
 # %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #0dae1ecc
 def weight_update_methods(
-    worker: Any,
-    engines: Iterable[str] = (),
+    worker: Any, engines: Iterable[str] = ()
 ) -> dict[str, str]:  # method -> "" when it can be used, else the reason
     "Return the weight update methods of a worker"
     methods = {

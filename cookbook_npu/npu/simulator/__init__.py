@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MEMORY_ENV', 'SESSION_ENV', 'DEFAULT_MEMORY', 'visible_ids', 'memory_bytes', 'session_file', 'remove_dead_sessions',
-           'remove_session', 'is_installed', 'install', 'reset_devices']
+           'is_installed', 'install', 'reset_devices']
 
 # %% ../../../nbs/npu/simulator/00_simulator.ipynb #6aa089a2
 import contextlib
@@ -15,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any
+from typing import Any
 
 from ...errors import DeviceError
 from .. import device
@@ -61,31 +61,19 @@ def session_file(session: str) -> Path:
     return _session_folder() / f"{_session_prefix()}{session}"
 
 # %% ../../../nbs/npu/simulator/00_simulator.ipynb #25f5f825
-def _is_in_use(table: IO[bytes]) -> bool:
-    "Return whether a process holds the shared lock on an open file (csrc/ledger.cpp)"
-    try:
-        fcntl.lockf(table, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
-
-
 def remove_dead_sessions() -> list[str]:  # names of the files removed
     "Remove the files of this user's sessions that have no live process"
     removed = []
     for table in _session_folder().glob(_session_prefix() + "*"):
         with contextlib.suppress(FileNotFoundError), open(table, "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_in_use(file):
+            try:  # a process of the session holds a shared lock (csrc/ledger.cpp)
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
                 continue
             table.unlink()
             removed.append(table.name)
     return removed
-
-# %% ../../../nbs/npu/simulator/00_simulator.ipynb #0b35a8b7
-def remove_session(session: str) -> None:
-    "Remove the file of a session, even if a process uses it"
-    session_file(session).unlink(missing_ok=True)
 
 # %% ../../../nbs/npu/simulator/00_simulator.ipynb #ea327c63
 _EXTENSION = "simulated_npu"

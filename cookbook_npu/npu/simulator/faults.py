@@ -50,11 +50,8 @@ def _device() -> Any:  # the compiled device
     return sys.modules["simulated_npu"]
 
 # %% ../../../nbs/npu/simulator/07_faults.ipynb #b3d00693
-def out_of_memory(
-    nth: int = 1,  # 1: the next allocation
-    device: int = -1,  # index; -1: any device
-) -> None:
-    "Raise torch.OutOfMemoryError at the `nth` allocation from now on, once"
+def out_of_memory(nth: int = 1, device: int = -1) -> None:
+    "Raise torch.OutOfMemoryError once, at the `nth` allocation from now on; device -1: of any"
     if nth < 1:
         raise ConfigError(f"out_of_memory at allocation {nth}", "Count from 1.")
     _device().fail_allocation(device, nth)
@@ -217,8 +214,7 @@ def _parse_one(part: str, rank: str | None, role: str | None) -> Fault | None:
     kind, _, rest = fault.partition(":")
     if kind not in _PARSERS:
         raise ConfigError(
-            f"{FAULTS_ENV} has {part!r}: unknown fault {kind!r}",
-            nearest(kind, _PARSERS),
+            f"{FAULTS_ENV} has {part!r}: unknown fault {kind!r}", nearest(kind, _PARSERS)
         )
     try:
         return _limited(_PARSERS[kind](rest), limits, rank, role)

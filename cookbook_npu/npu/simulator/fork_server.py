@@ -50,10 +50,8 @@ def import_environment(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def make_folder(
-    folder: Path,  # must not exist; part of a socket's address, so keep it short
-) -> dict[str, str]:
-    "Create a folder of servers that this process owns; return the variable that names it"
+def make_folder(folder: Path) -> dict[str, str]:
+    "Create a folder of servers, with a short path for sockets; return the variable that names it"
     folder.mkdir(mode=0o700)
     (folder / "owner").write_text(str(os.getpid()))
     return {SERVERS_ENV: str(folder)}

@@ -157,8 +157,7 @@ def _check_mask(
         raise ConfigError(f"sparse_mode {sparse_mode} is not simulated", "Use 0 to 4.")
     if mask is not None and mask.dtype not in (torch.bool, torch.uint8):
         raise ConfigError(
-            f"atten_mask has dtype {mask.dtype}",
-            "Use bool or uint8, true for masked keys.",
+            f"atten_mask has dtype {mask.dtype}", "Use bool or uint8, true for masked keys."
         )
     found = None if mask is None else tuple(mask.shape)
     if sparse_mode in (2, 3, 4) and found != _COMPRESSED:
@@ -349,8 +348,7 @@ def npu_fusion_attention_grad(
     head_num: int,  # N of the query
     input_layout: str,  # TND only
     *,
-    atten_mask: Tensor
-    | None = None,  # the compressed causal mask, or None: every key is visible
+    atten_mask: Tensor | None = None,  # compressed causal mask; None: every key is visible
     softmax_max: Tensor,  # as returned by the forward pass
     softmax_sum: Tensor,
     attention_in: Tensor,  # the output

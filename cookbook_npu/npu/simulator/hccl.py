@@ -63,10 +63,6 @@ def _show_class(group: type) -> None:
     module.ProcessGroupHCCL = group
 
 
-def _is_hccl_available() -> bool:
-    return True
-
-
 def register_hccl() -> None:
     "Register `hccl` as the backend of npu tensors in torch.distributed"
     import simulated_npu
@@ -75,6 +71,6 @@ def register_hccl() -> None:
         return
     simulated_npu.add_process_group()
     dist.Backend.register_backend("hccl", create_hccl_backend, devices=["npu"])
-    dist.is_hccl_available = _is_hccl_available  # pyright: ignore[reportAttributeAccessIssue]
+    dist.is_hccl_available = lambda: True  # pyright: ignore[reportAttributeAccessIssue]
     simulated_npu.ProcessGroupHCCL.Options = HcclOptions
     _show_class(simulated_npu.ProcessGroupHCCL)

@@ -146,12 +146,7 @@ def _give_cuda_the_names_of_npu() -> None:
                 setattr(target, name, value)
     for name in _DEVICE_FUNCTIONS:
         setattr(cuda, name, takes_device(getattr(cuda, name)))
-    cuda.device = _device_context
-
-
-def _device_context(device: Any) -> Any:
-    npu = torch.get_device_module("npu")
-    return npu.device(translate_device(device))
+    cuda.device = lambda device: npu.device(translate_device(device))
 
 # %% ../../../nbs/npu/simulator/05_redirect.ipynb #e1db85ee
 def _wrap_distributed() -> None:

@@ -206,9 +206,7 @@ def current_stream(device: Any = None) -> torch.Stream:  # of this thread
 
 def default_stream(device: Any = None) -> torch.Stream:  # id 0
     return torch.Stream(
-        stream_id=0,
-        device_index=_index(device),
-        device_type=DeviceType.PrivateUse1.value,
+        stream_id=0, device_index=_index(device), device_type=DeviceType.PrivateUse1.value
     )
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #4ad470f3
@@ -268,10 +266,8 @@ memory_cached = memory_reserved
 max_memory_cached = max_memory_reserved
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #20f48953
-def mem_get_info(
-    device: Any = None,
-) -> tuple[int, int]:  # (free, total) bytes, over all processes of the session
-    "Raises `RuntimeError`, as torch_npu does, before this process has used a device"
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    "Return (free, total) bytes of all processes; `RuntimeError` before this one used a device"
     if not _device.devices_used():
         raise RuntimeError(
             "GetDeviceMemories: the NPU function aclrtGetMemInfo returned error code 107002. "

@@ -23,10 +23,7 @@ from ...errors import DeviceError
 class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     "Creates stub modules on import"
 
-    def __init__(
-        self,
-        fillers: dict[str, str],  # module name -> "package.module:function" that fills it
-    ):
+    def __init__(self, fillers: dict[str, str]):  # module name -> "package.module:function"
         self.fillers = dict(fillers)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
@@ -159,14 +156,6 @@ def register_acl() -> None:
     if "acl" not in sys.modules and importlib.util.find_spec("acl") is None:
         _add_stubs(ACL_STUB)
 
-# %% ../../../nbs/npu/simulator/02_stubs.ipynb #5d7ded8a
-def _submodules(npu: ModuleType) -> dict[str, ModuleType]:
-    "torch_npu.npu and its parts, as module names"
-    modules = {"torch_npu.npu": npu}
-    for name in ("amp", "random", "memory", "streams", "utils", "mstx"):
-        modules[f"torch_npu.npu.{name}"] = getattr(npu, name)
-    return modules
-
 # %% ../../../nbs/npu/simulator/02_stubs.ipynb #ec3575af
 def register_stubs() -> None:
     "Register torch.npu, torch_npu, acl and hccl; the compiled device must be loaded"
@@ -185,7 +174,9 @@ def register_stubs() -> None:
     _add_stubs(TORCH_NPU_STUBS)
     importlib.import_module("torch_npu")
     npu.mstx = make_mstx()
-    sys.modules.update(_submodules(npu))
+    sys.modules["torch_npu.npu"] = npu
+    for name in ("amp", "random", "memory", "streams", "utils", "mstx"):
+        sys.modules[f"torch_npu.npu.{name}"] = getattr(npu, name)
     register_acl()
     hccl.register_hccl()
     handles.register_handles()

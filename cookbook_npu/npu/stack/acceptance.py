@@ -94,7 +94,7 @@ def check_rows(rows: list[dict[str, Any]], devices: int) -> list[str]:
             wrong.append(f"step {row['step']}: {stated} tokens/s/device, not {rate}")
     return wrong
 
-
+# %% ../../../nbs/npu/stack/05_acceptance.ipynb #a9b5045c
 _STEP_LINE = re.compile(r"^step +(\d+)/\d+  (.*)$", re.M)
 
 
@@ -117,7 +117,7 @@ def check_log(log: str, rows: list[dict[str, Any]]) -> tuple[int, list[str]]:
                 wrong.append(f"step {number}: {name} is {have}, run.log has {value}")
     return len(seen), wrong
 
-
+# %% ../../../nbs/npu/stack/05_acceptance.ipynb #006967a5
 _COMPARED = ("ref_logprobs", "logprobs", "actor_train", "critic_train")
 
 

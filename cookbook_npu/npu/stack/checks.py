@@ -236,9 +236,7 @@ def _visible_order(m: Machine, need: Need, say: Say) -> CheckResult:
 # %% ../../../nbs/npu/stack/02_checks.ipynb #c28503af
 @check
 def _hugepages(m: Machine, need: Need, say: Say) -> CheckResult:
-    full = [
-        d.index for d in m.visible if d.hugepages[1] and d.hugepages[0] >= d.hugepages[1]
-    ]
+    full = [d.index for d in m.visible if 0 < d.hugepages[1] <= d.hugepages[0]]
     if full:
         return fail(f"all huge pages of devices {full} are in use", say("full"))
     reserved, total = m.memory.get("hugepages_reserved"), m.memory.get("total")
@@ -295,10 +293,8 @@ def _limits(m: Machine, need: Need, say: Say) -> CheckResult:
 _RANGES = ("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE")
 
 
-def read_range(
-    text: str,  # "60000-60050", "auto", or several ranges with commas
-) -> list[range] | None:  # None: auto
-    "Parse a port range of HCCL; raises `ValueError`"
+def read_range(text: str) -> list[range] | None:
+    "Parse HCCL ports, such as 60000-60050, or several; None: auto; raises `ValueError`"
     if text.strip().lower() == "auto":
         return None
     ranges = []

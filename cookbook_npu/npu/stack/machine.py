@@ -29,11 +29,8 @@ from .stacks import PARTS, Package, installed_packages
 CommandRunner = Callable[[Sequence[str]], tuple[int, str]]
 
 
-def run_program(
-    argv: Sequence[str],
-    timeout: float = 30,  # s
-) -> tuple[int, str]:  # exit code and output; 127: not found, 124: timeout
-    "Run a program and return both of its output streams"
+def run_program(argv: Sequence[str], timeout: float = 30) -> tuple[int, str]:
+    "Run a program; return exit code (127: not found, 124: timeout after so many s) and output"
     try:
         done = subprocess.run(
             list(argv), capture_output=True, text=True, errors="replace", timeout=timeout

@@ -31,11 +31,8 @@ def _plain(version: str) -> str:
     return version.strip().lower().lstrip("v").replace(".rc", "rc")
 
 
-def version_matches(
-    found: str,
-    want: str,  # alternatives are separated by "|"
-) -> bool:
-    "Return whether `found` is `want` or a build of it"
+def version_matches(found: str, want: str) -> bool:
+    "Return whether `found` is one of the versions in `want`, separated by |, or a build of it"
     have, wanted = _plain(found), [_plain(one) for one in want.split("|")]
     return any(have == w or have.startswith((f"{w}.", f"{w}+", f"{w}-")) for w in wanted)
 
@@ -102,11 +99,8 @@ REQUIRES: dict[tuple[str, str], dict[str, str]] = {
 }
 
 
-def admits(
-    specifier: str,  # "==2.10.0", ">=0.16,<0.20"
-    version: str,
-) -> bool:
-    "Return whether a version meets a requirement; a build of a version meets an exact one"
+def admits(specifier: str, version: str) -> bool:
+    "Return whether a version meets a requirement such as >=0.16,<0.20; a build meets an exact one"
     if specifier.startswith("==") and "," not in specifier:
         return version_matches(version, specifier.removeprefix("=="))
     return SpecifierSet(specifier).contains(version, prereleases=True)

@@ -69,9 +69,7 @@ def _bound_cells(value: Any) -> Iterator[tuple[Any, str, Any]]:
             continue
 
 
-def held_values(
-    package: str,
-) -> Iterator[tuple[Any, str, Any]]:  # owner, attribute, value
+def held_values(package: str) -> Iterator[tuple[Any, str, Any]]:  # owner, attribute, value
     "Yield the attributes of loaded modules and their classes, and the closure cells of functions"
     for module in loaded_modules(package):
         for name, value in _attributes(module):
@@ -332,11 +330,7 @@ def rerun_try_block(module: types.ModuleType, block: ast.Try) -> dict[str, Any]:
     except (ImportError, AttributeError):
         return {}
     before = vars(module)
-    return {
-        name: value
-        for name, value in names.items()
-        if before.get(name, module) is not value
-    }
+    return {n: v for n, v in names.items() if before.get(n, module) is not v}
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #93801184
 TE_EXTENSION = "megatron.core.extensions.transformer_engine"
@@ -431,12 +425,6 @@ def module_file(name: str) -> Path | None:
         if file.is_file():
             return file
     return None
-
-# %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #e5e079d6
-def _saver_mode() -> property | None:
-    "The property `hook_mode` of the memory saver; None where it is not loaded"
-    saver = getattr(sys.modules.get("torch_memory_saver"), "torch_memory_saver", None)
-    return vars(type(saver)).get("hook_mode") if saver is not None else None
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #dd952776
 def _set_mode(original: Callable[[Any, str], None], saver: Any, value: str) -> None:

@@ -70,10 +70,8 @@ EXPERTS = ("num_experts", "expert_model_parallel_size", "expert_tensor_parallel_
 _PLAIN = (type(None), bool, int, float, str, list, tuple, dict)
 
 
-def optimization_level(
-    values: Mapping[str, Any],  # of a model and its layout, in Megatron's names
-) -> int:  # 0: required patches only; 2: all
-    "Return MindSpeed's optimization level: 2 for context parallelism or latent attention"
+def optimization_level(values: Mapping[str, Any]) -> int:
+    "Return MindSpeed's optimization level: 2 for context parallelism or latent attention, else 0"
     needs_more = (
         (values.get("context_parallel_size") or 1) > 1,
         values.get("multi_latent_attention"),
@@ -92,10 +90,9 @@ def _chosen(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
 
 
 def runtime_arguments(
-    defaults: Mapping[str, Any],
-    values: Mapping[str, Any],  # of a model and its layout, in Megatron's names
+    defaults: Mapping[str, Any], values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    "Return MindSpeed's arguments for one model, as plain data"
+    "Return MindSpeed's arguments for the values of a model and its layout, as plain data"
     sizes = [name for name in LAYOUT if not name.startswith(("virtual", "sequence"))]
     arguments: dict[str, Any] = dict.fromkeys(sizes, 1)
     arguments["sequence_parallel"] = False
@@ -266,8 +263,7 @@ ADAPTORS: dict[str, type[Adaptor]] = {
 
 
 def find_adaptor(
-    name: str
-    | None = None,  # key of `ADAPTORS` or "auto"; None: COOKBOOK_ADAPTOR, else "auto"
+    name: str | None = None,  # key of `ADAPTORS`, or "auto"; None: COOKBOOK_ADAPTOR
     type_name: str = "npu",
 ) -> Adaptor:  # not loaded yet
     "Return the adaptor for a process; raise `ConfigError` when it is unknown or not installed"

@@ -74,9 +74,7 @@ class AttentionCall(NamedTuple):
 
 def wrap_attention(
     original: Callable[..., torch.Tensor],
-    attend: Callable[
-        [Any, AttentionCall], torch.Tensor
-    ],  # from the module and its arguments
+    attend: Callable[[Any, AttentionCall], torch.Tensor],
 ) -> Callable[..., torch.Tensor]:
     "Return the forward method of an attention with `attend` in place of `original`"
 
@@ -559,16 +557,6 @@ def _scales_to(kind: type, method: str) -> float:
         return getattr(kind, method)(norm, torch.ones(1, 2)).mean().item()
 
 # %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #686e1592
-def _rms_norm(
-    x: torch.Tensor, scale: torch.Tensor, eps: float, fused: bool
-) -> torch.Tensor:
-    if fused:
-        return importlib.import_module("torch_npu").npu_rms_norm(x, scale, epsilon=eps)[0]
-    upcast = x.float()
-    normalised = upcast * torch.rsqrt(upcast.pow(2).mean(-1, keepdim=True) + eps)
-    return normalised.to(x.dtype) * scale
-
-
 def zero_centered(
     original: Callable[..., torch.Tensor], weight: str
 ) -> Callable[..., torch.Tensor]:
@@ -582,7 +570,12 @@ def zero_centered(
         if eps is None:
             eps = self.config.layernorm_epsilon
         scale = 1 + getattr(self, weight)
-        return _rms_norm(x, scale, eps, self.config.use_fused_rmsnorm)
+        if self.config.use_fused_rmsnorm:
+            kernel = importlib.import_module("torch_npu").npu_rms_norm
+            return kernel(x, scale, epsilon=eps)[0]
+        upcast = x.float()
+        normalised = upcast * torch.rsqrt(upcast.pow(2).mean(-1, keepdim=True) + eps)
+        return normalised.to(x.dtype) * scale
 
     return norm
 

@@ -130,24 +130,16 @@ def unknown_fields(kind: Any) -> list[str]:
     return sorted(fields - set(taken))
 
 # %% ../../../../nbs/npu/shims/mindspeed/02_flash_attention.ipynb #679be5dd
-def _set_fields(extra: dict[str, Any]) -> list[str]:  # "name=value"
-    found = []
-    for name, value in extra.items():
-        if name not in HINTS and value not in (None, False, 1):
-            found.append(f"{name}={value!r}")
-    return found
-
-
 def without_fields(
-    forward: Callable[..., torch.Tensor],
-    unknown: list[str],  # keywords that it does not accept
+    forward: Callable[..., torch.Tensor], unknown: list[str]
 ) -> Callable[..., torch.Tensor]:
     "Wrap a method to omit keywords; the wrapper raises `ShimError` if one is set, unless it is a hint"
 
     @functools.wraps(forward)
     def checked(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         extra = {name: kwargs.pop(name, None) for name in unknown}
-        is_set = _set_fields(extra)
+        given = {n: v for n, v in extra.items() if n not in HINTS}
+        is_set = [f"{n}={v!r}" for n, v in given.items() if v not in (None, False, 1)]
         if is_set:
             raise ShimError(
                 f"PackedSeqParams has {', '.join(is_set)}, which MindSpeed's attention does not support",

@@ -216,11 +216,8 @@ class CustomFwdShim(Shim):
                 patch.setattr(owner, name, wrapped)
 
 # %% ../../../../nbs/npu/shims/torch/00_device_api.ipynb #179a1d04
-def uncompiled(
-    model: Callable | None = None,  # None: called as a decorator with options
-    **options: Any,  # of torch.compile; unused
-) -> Callable:
-    "torch.compile that returns its argument"
+def uncompiled(model: Callable | None = None, **options: Any) -> Callable:
+    "torch.compile that returns its argument; without one, a decorator"
     return model if model is not None else lambda function: function
 
 # %% ../../../../nbs/npu/shims/torch/00_device_api.ipynb #e895cb48
@@ -381,19 +378,6 @@ class UnsignedViewsShim(Shim):
 
         patch.setattr(torch.Tensor, "view", view)
 
-# %% ../../../../nbs/npu/shims/torch/00_device_api.ipynb #c6101a2f
-def _noop(*args: Any, **kwargs: Any) -> int:
-    return 0
-
-
-def _ranges_work() -> bool:
-    try:
-        torch.cuda.nvtx.range_push("probe")
-        torch.cuda.nvtx.range_pop()
-    except (RuntimeError, TypeError):
-        return False
-    return True
-
 # %% ../../../../nbs/npu/shims/torch/00_device_api.ipynb #2777a385
 @registry.register
 class ProfilerRangesShim(Shim):
@@ -407,11 +391,15 @@ class ProfilerRangesShim(Shim):
     missing = without_npu
 
     def needed(self) -> tuple[bool, str]:
-        if _ranges_work():
-            return False, "torch.cuda.nvtx.range_push and range_pop work"
-        return True, "torch.cuda.nvtx.range_push and range_pop fail"
+        try:
+            torch.cuda.nvtx.range_push("probe")
+            torch.cuda.nvtx.range_pop()
+        except (RuntimeError, TypeError):
+            return True, "torch.cuda.nvtx.range_push and range_pop fail"
+        return False, "torch.cuda.nvtx.range_push and range_pop work"
 
     def install(self, patch: MonkeyPatch) -> None:
         mstx = getattr(torch.get_device_module(npu_type()), "mstx", None)
         for name in ("range_push", "range_pop", "mark"):
-            patch.setattr(torch.cuda.nvtx, name, getattr(mstx, name, _noop))
+            function = getattr(mstx, name, lambda *args, **kwargs: 0)
+            patch.setattr(torch.cuda.nvtx, name, function)

@@ -41,10 +41,7 @@ MASK_TYPES = (
 
 # %% ../../../../nbs/npu/shims/transformer_engine/02_attention.ipynb #927e9c88
 def allowed_SK(
-    queries: int,
-    keys: int,
-    mask_type: str,
-    device: torch.device,
+    queries: int, keys: int, mask_type: str, device: torch.device
 ) -> Tensor | None:
     "Return the positional part of a mask, shape (S, K), True: visible; None if all are visible"
     if "causal" not in mask_type:
@@ -54,11 +51,8 @@ def allowed_SK(
     return visible.tril_(shift)
 
 # %% ../../../../nbs/npu/shims/transformer_engine/02_attention.ipynb #65a31c1d
-def given_mask(
-    mask: Tensor | None,  # True: masked out
-    mask_type: str,
-) -> Tensor | None:
-    "Return the caller's mask, broadcastable to [B, 1, S, K], True: visible; causal types ignore it, as in TE"
+def given_mask(mask: Tensor | None, mask_type: str) -> Tensor | None:
+    "Return a mask of True: masked out as [B, 1, S, K], True: visible; None for causal types, as in TE"
     if mask is None or not ("padding" in mask_type or mask_type == "arbitrary"):
         return None
     return ~mask.bool()
@@ -367,8 +361,7 @@ class DotProductAttention(TransformerEngineBaseModule):
         _refuse_unsupported(layout, others)
         borders = (cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)
         options = dict(
-            scale=self.softmax_scale,
-            dropout=self.attention_dropout if self.training else 0.0,
+            scale=self.softmax_scale, dropout=self.attention_dropout if self.training else 0.0
         )
 
         attend_row = _attend_thd

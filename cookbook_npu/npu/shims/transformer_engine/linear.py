@@ -44,10 +44,8 @@ def mark(parameter: Tensor, **attributes: Any) -> None:
         setattr(parameter, name, value)
 
 
-def parameter_device(
-    device: Any,  # a name, a torch.device or an index; default: the current accelerator
-) -> torch.device:
-    "Return the device of a parameter for TE's device argument"
+def parameter_device(device: Any) -> torch.device:
+    "Return the device of a parameter: a name, an index, or None for the current accelerator"
     if device is not None:
         return torch.device(device)
     found = torch.accelerator.current_accelerator()
@@ -113,11 +111,8 @@ class LayerNorm(_Norm):
     kind = "LayerNorm"
 
 # %% ../../../../nbs/npu/shims/transformer_engine/01_linear.ipynb #cae6533d
-def gather_sequence(
-    x: Tensor,  # [S/p, ...]
-    group: dist.ProcessGroup,
-) -> Tensor:
-    "Concatenate the sequence shards of all ranks, shape [S, ...]"
+def gather_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    "Concatenate the sequence shards [S/p, ...] of all ranks, shape [S, ...]"
     full = x.new_empty(x.shape[0] * group.size(), *x.shape[1:])
     dist.all_gather_into_tensor(full, x.contiguous(), group=group)
     return full
@@ -222,13 +217,6 @@ class _ParallelLinear(torch.autograd.Function):
         return dx, dweight, dbias, None, None, None, None
 
 # %% ../../../../nbs/npu/shims/transformer_engine/01_linear.ipynb #70c84e2e
-def _compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
-    "The dtype of autocast if enabled, else of the weight"
-    if torch.is_autocast_enabled(x.device.type):
-        return torch.get_autocast_dtype(x.device.type)
-    return weight.dtype
-
-
 def parallel_linear(
     x: Tensor,  # [S, B, I]
     weight: Tensor,
@@ -239,7 +227,9 @@ def parallel_linear(
     fuse: bool = False,
 ) -> Tensor:
     "Return y = x weight^T + bias, shape [S, B, O], with the collectives of its parallel mode"
-    dtype = _compute_dtype(x, weight)
+    kind = x.device.type
+    autocast = torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if autocast else weight.dtype
     x = x.to(dtype)
     weight = weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
@@ -421,10 +411,7 @@ class Linear(_ParallelModule):
         if self.use_bias and self.parallel_mode == "row":
             mark(self.bias, sequence_parallel=self.sequence_parallel)
 
-    def project(
-        self,
-        x: Tensor,  # [S, B, I]
-    ) -> Any:
+    def project(self, x: Tensor) -> Any:
         "Return y = x W^T + b, communication included, or (y, bias) with `return_bias`"
         bias = self.bias if self.apply_bias else None
         row = self.parallel_mode == "row"

@@ -81,29 +81,21 @@ def _inverse(
     return inverse_T.clamp_(min=0).to(device), gap_T.to(device) if has_gap else None
 
 # %% ../../../../nbs/npu/shims/transformer_engine/00_packed.ipynb #b96b4bc4
-def _refuse_borders(
-    tokens: int, cu_seqlens: Sequence[int], starts: Sequence[int], lengths: Sequence[int]
-) -> None:
-    "Raise unless the sequences end within the row"
+def plan_packed(
+    tokens: int,  # length of the row, tail padding included
+    cu_seqlens: Sequence[int],
+    cu_seqlens_padded: Sequence[int] | None,  # the starts of padded sequences
+    device: torch.device,
+) -> PackedPlan:
+    "Plan a packed row; raise `ShimError` for boundaries that do not fit it"
+    starts = list(cu_seqlens_padded or cu_seqlens)[:-1]
+    lengths = [b - a for a, b in zip(cu_seqlens[:-1], cu_seqlens[1:], strict=True)]
     ends = [start + length for start, length in zip(starts, lengths, strict=True)]
     if min(lengths, default=0) < 0 or max(ends, default=0) > tokens:
         raise ShimError(
             f"cu_seqlens {list(cu_seqlens)[:8]}... do not fit a row of {tokens} tokens",
             "They must not decrease and must end within the row.",
         )
-
-
-def plan_packed(
-    tokens: int,  # length of the row, tail padding included
-    cu_seqlens: Sequence[int],
-    cu_seqlens_padded: Sequence[int]
-    | None,  # the starts, if sequences were padded in the row
-    device: torch.device,
-) -> PackedPlan:
-    "Plan a packed row; raise `ShimError` for boundaries that do not fit it"
-    starts = list(cu_seqlens_padded or cu_seqlens)[:-1]
-    lengths = [b - a for a, b in zip(cu_seqlens[:-1], cu_seqlens[1:], strict=True)]
-    _refuse_borders(tokens, cu_seqlens, starts, lengths)
     groups = []
     for numbers in group_lengths(lengths):
         group_starts = [starts[i] for i in numbers]
@@ -134,23 +126,16 @@ def cached_plan(
     return plan
 
 # %% ../../../../nbs/npu/shims/transformer_engine/00_packed.ipynb #77b3c5d0
-def pad_group(
-    row: Tensor,  # [T, ...]
-    plan: PackedPlan,
-    group: LengthGroup,
-) -> Tensor:
-    "Return the padded batch of one group, shape [N, L, ...]"
+def pad_group(row: Tensor, plan: PackedPlan, group: LengthGroup) -> Tensor:
+    "Return the padded batch of one group of a row [T, ...], shape [N, L, ...]"
     shape = (*group.index_NL.shape, *row.shape[1:])
     if plan.inverse_T is None:
         return row.view(shape)
     return row.index_select(0, group.index_NL.view(-1)).view(shape)
 
 # %% ../../../../nbs/npu/shims/transformer_engine/00_packed.ipynb #57e2ccd0
-def pack_groups(
-    batches: Sequence[Tensor],  # [N, L, ...] in the order of the groups
-    plan: PackedPlan,
-) -> Tensor:
-    "Return the packed row of padded batches, shape [T, ...]; tokens outside all sequences are zero"
+def pack_groups(batches: Sequence[Tensor], plan: PackedPlan) -> Tensor:
+    "Return the row [T, ...] of padded batches [N, L, ...], one for each group; zero outside sequences"
     cells = [batch.reshape(-1, *batch.shape[2:]) for batch in batches]
     if plan.inverse_T is None:
         return cells[0]
