@@ -174,16 +174,31 @@ class Engines:
 
     def try_each(self, method: str, args: Sequence[tuple]) -> list[Any]:
         "Call every engine with its own arguments; return its result or its `RoleError`"
+        results: list[Any] = self._start_each(method, args)
+        for number, call in enumerate(results):
+            try:
+                if not isinstance(call, RoleError):
+                    results[number] = call.result()[0]
+            except RoleError as error:
+                results[number] = error
+        return results
+
+    async def ask_each(self, method: str, args: Sequence[tuple]) -> list[Any]:
+        "Call like `try_each`, in an event loop"
+        results: list[Any] = self._start_each(method, args)
+        for number, call in enumerate(results):
+            try:
+                if not isinstance(call, RoleError):
+                    results[number] = (await call)[0]
+            except RoleError as error:
+                results[number] = error
+        return results
+
+    def _start_each(self, method: str, args: Sequence[tuple]) -> list[Future | RoleError]:
         started: list[Future | RoleError] = []
         for group, own in zip(self.groups, args, strict=True):
             try:
                 started.append(group.start(method, *own))
             except RoleError as error:
                 started.append(error)
-        results: list[Any] = []
-        for call in started:
-            try:
-                results.append(call if isinstance(call, RoleError) else call.result()[0])
-            except RoleError as error:
-                results.append(error)
-        return results
+        return started
