@@ -1,0 +1,46 @@
+"""An asyncio event loop in virtual time: nothing is waited for; that all tasks wait for ever is an error."""
+
+import asyncio
+import random
+import selectors
+
+
+class Jumps(selectors.DefaultSelector):
+    "Lets the time of a loop jump to its next timer"
+
+    def select(self, timeout=None):
+        assert timeout is not None, "every task waits, and nothing is under way"
+        self.seconds += timeout
+        return super().select(0)
+
+    seconds = 0.0
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    "What would run in a thread runs after a random time"
+
+    def __init__(self, seed=0, thread_s=0.001):
+        self.jumps = Jumps()
+        self.random = random.Random(seed)
+        self.thread_s = thread_s
+        super().__init__(self.jumps)
+
+    def time(self):
+        return self.jumps.seconds
+
+    def run_in_executor(self, executor, work, *args):
+        return self.create_task(self._later(work, *args))
+
+    async def _later(self, work, *args):
+        await asyncio.sleep(self.random.uniform(0, self.thread_s))
+        return work(*args)
+
+
+def play(work, seed=0, limit_s=60.0):
+    "Run a coroutine in virtual time; it fails if it lasts longer than the limit, in virtual seconds"
+
+    async def limited():
+        return await asyncio.wait_for(work, limit_s)
+
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(seed)) as runner:
+        return runner.run(limited())
