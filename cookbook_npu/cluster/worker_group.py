@@ -148,7 +148,7 @@ def find_method(role: Any, name: str) -> Any:
     raise RoleError(f"{type(role).__name__} has no method {name!r}", nearest(name, methods))
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #fdcaaef7
-@dataclass
+@dataclass(eq=False)
 class LocalCall:
     "A call in this process, which has returned"
 
@@ -672,7 +672,7 @@ class RayWorkerGroup(WorkerGroup):
 POLL_S = 1.0  # between checks of the heartbeats
 
 
-@dataclass
+@dataclass(eq=False)  # asyncio puts it into sets
 class RayFuture:
     "A call that was started on some ranks of a worker group"
 

@@ -109,7 +109,7 @@ class Placement:
         "Stop sampling and discard unfinished groups; their prompts are drawn again"
 
     def close(self) -> None:
-        "End background threads"
+        "End what runs in the background"
 
 # %% ../../nbs/train/13_driver.ipynb #97cc1d15
 class ColocatedPlacement(Placement):
