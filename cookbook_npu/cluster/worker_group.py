@@ -9,6 +9,7 @@ __all__ = ['POLL_S', 'Future', 'WorkerGroup', 'find_method', 'LocalCall', 'Local
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #0e0e03f4
 import asyncio
+import concurrent.futures
 import gc
 import importlib
 import os
@@ -68,10 +69,6 @@ class Future(Protocol):
 
     def result(self, timeout: float | None = None) -> list[Any]:
         "Return the results in rank order; `timeout` in s, None: until the deadline of the call"
-        ...
-
-    def done(self) -> bool:
-        "Whether `result` would return at once"
         ...
 
     def __await__(self) -> Generator[Any, Any, list[Any]]:
@@ -148,23 +145,16 @@ def find_method(role: Any, name: str) -> Any:
     raise RoleError(f"{type(role).__name__} has no method {name!r}", nearest(name, methods))
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #fdcaaef7
-@dataclass(eq=False)
-class LocalCall:
+class LocalCall(concurrent.futures.Future):
     "A call in this process, which has returned"
 
-    values: list[Any]  # in rank order
-
-    def result(self, timeout: float | None = None) -> list[Any]:
-        "Return the results"
-        return self.values
-
-    def done(self) -> bool:
-        "True"
-        return True
+    def __init__(self, values: list[Any]):
+        super().__init__()
+        self.set_result(values)
 
     def __await__(self) -> Generator[Any, Any, list[Any]]:
         yield  # to the other tasks
-        return self.values
+        return self.result()
 
 
 @dataclass
@@ -698,19 +688,16 @@ class RayFuture:
         """Return the results in rank order; `timeout` in s, None: until the deadline of the call.
 
         Raises the failure that explains the others, or `RoleTimeout`."""
-        ray = import_ray()
         limit = self.timeout if timeout is None else timeout
-        deadline = self.deadline if timeout is None else time.monotonic() + timeout
-        steps = self._collect(min(self.deadline, deadline))
-        ready: list[Any] = []
-        with suppress(StopIteration):
-            while True:
-                wait_s = steps.send(
-                    (ready[0], partial(ray.get, ready[0])) if ready else None
-                )
-                ready, _ = ray.wait(list(self.waiting), timeout=wait_s)
-                if not ready and self.group.cluster.on_wait is not None:
-                    self.group.cluster.on_wait()
+        if timeout is not None:
+            self.deadline = min(self.deadline, time.monotonic() + timeout)
+        ray = import_ray()
+        while self.waiting:
+            ready, _ = ray.wait(list(self.waiting), timeout=self._wait_s())
+            if self._is_over({ref: partial(ray.get, ref) for ref in ready}):
+                break
+            if not ready and self.group.cluster.on_wait is not None:
+                self.group.cluster.on_wait()
         return self._values(limit)
 
     def __await__(self) -> Generator[Any, Any, list[Any]]:
@@ -718,70 +705,55 @@ class RayFuture:
         return self._in_loop().__await__()
 
     async def _in_loop(self) -> list[Any]:
-        calls = {asyncio.wrap_future(ref.future()): ref for ref in self.waiting}
-        steps = self._collect(self.deadline)
-        returned: asyncio.Future | None = None
+        calls = {ref: asyncio.wrap_future(ref.future()) for ref in self.waiting}
         try:
-            while True:
-                wait_s = steps.send(
-                    (calls.pop(returned), returned.result) if returned else None
-                )
-                done, _ = await asyncio.wait(
-                    calls, timeout=wait_s, return_when="FIRST_COMPLETED"
-                )
-                returned = next(iter(done), None)
-        except StopIteration:
-            pass
+            while self.waiting:
+                waiting = [calls[ref] for ref in self.waiting]
+                wait_s = self._wait_s()
+                await asyncio.wait(waiting, timeout=wait_s, return_when="FIRST_COMPLETED")
+                if self._is_over({r: calls[r].result for r in self.waiting if calls[r].done()}):
+                    break
         finally:
-            for call in calls:
-                if not call.cancel():
-                    call.exception()  # else asyncio prints that nobody has read it
-        if self.waiting and not self.failures:  # the workers take seconds to write their stacks
+            for call in calls.values():  # asyncio prints errors that nobody has read
+                call.cancel() or call.exception()
+        if self.waiting:  # the workers take seconds to write their stacks
             return await asyncio.to_thread(self._values, self.timeout)
         return self._values(self.timeout)
 
-    def _collect(
-        self, deadline: float
-    ) -> Generator[float, tuple[Any, Callable[[], Any]] | None, None]:
-        "Yield how long to wait, s; take the returned rank that is sent. Ends with all ranks, late or in a hang"
-        cluster = self.group.cluster
-        while self.waiting:
-            cluster.node.check()
-            left = deadline - time.monotonic()
-            returned = yield max(0.0, min(left, POLL_S))
-            if returned is not None:
-                cluster.node.check()
-                failure = self._take(*returned)
-                if failure is not None and len(self.failures) == 1:
-                    grace = 20.0 if lost_peer(failure) else 1.0
-                    deadline = min(deadline, time.monotonic() + grace)
-                continue
-            if left <= POLL_S:
-                return
-            if self.group.hangs(self.waiting.values()):
-                self.hangs = True
-                return
+    def _wait_s(self) -> float:
+        self.group.cluster.node.check()
+        return max(0.0, min(self.deadline - time.monotonic(), POLL_S))
+
+    def _is_over(self, returned: Mapping[Any, Callable[[], Any]]) -> bool:
+        "Take what ranks have returned; return whether the others are late or hang"
+        self.group.cluster.node.check()
+        for ref, get in returned.items():
+            self._take(ref, get)
+        late = time.monotonic() >= self.deadline
+        self.hangs = not returned and not late and self.group.hangs(self.waiting.values())
+        return not returned and (late or self.hangs)
 
     def _values(self, limit: float) -> list[Any]:
         "Return the results in rank order, or raise why they are incomplete"
-        if self.failures:
-            raise root_cause(self.failures)
-        if self.waiting:
+        if self.waiting and not self.failures:
             reason = f"did not return within {limit:g} s"
             if self.hangs:
                 reason = f"made no progress for {self.group.hang_timeout_s:g} s"
             self.group.unresponsive = True
             late = sorted(self.waiting.values(), key=lambda worker: worker.rank)
-            raise late_error(late, self.method, reason, self.group.cluster.status())
+            status = self.group.cluster.status()
+            self.failures[late[0].rank] = late_error(late, self.method, reason, status)
+        if self.failures:
+            raise root_cause(self.failures)
         return [self.values[rank] for rank in sorted(self.values)]
 
-    def _take(self, ref: Any, get: Callable[[], Any]) -> CookbookError | None:
-        "Take what one rank returned or raised; return a failure"
+    def _take(self, ref: Any, get: Callable[[], Any]) -> None:
+        "Take what one rank returned or raised"
         ray = import_ray()
         worker = self.waiting.pop(ref)
         try:
             self.values[worker.rank] = get()
-            return None
+            return
         except ray.exceptions.RayTaskError as e:
             if not isinstance(e.cause, CookbookError):
                 self.group.in_unknown_state = True
@@ -792,5 +764,7 @@ class RayFuture:
         except ray.exceptions.RayError as e:
             what = str(e).splitlines()[0]
             failure = RoleError(f"{worker.place(self.method)}: {what}", worker.remedy)
+        if not self.failures:  # the others follow, or wait for the lost rank
+            grace = 20.0 if lost_peer(failure) else 1.0
+            self.deadline = min(self.deadline, time.monotonic() + grace)
         self.failures[worker.rank] = failure
-        return failure

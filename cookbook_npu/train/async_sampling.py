@@ -134,13 +134,10 @@ class LoopThread:
 
     def close(self) -> None:
         "Cancel all tasks and end the thread; threads that block are not waited for"
-        if not self.thread.is_alive():
-            return
-        wait([asyncio.run_coroutine_threadsafe(_cancel_others(), self.loop)], 10.0)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(10.0)
-        if not self.thread.is_alive():
-            self.loop.close()
+        if self.thread.is_alive():
+            wait([asyncio.run_coroutine_threadsafe(_cancel_others(), self.loop)], 10.0)
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.thread.join(10.0)
 
 
 async def _cancel_others() -> None:
@@ -254,12 +251,6 @@ class EngineTask:
                 "This is a bug of the driver: report it with the run's events.jsonl.",
             )
         self.status = status
-
-    def assign(self, group: RunningGroup) -> None:
-        "Sample a group that no engine has"
-        self.groups = [*(known for known in self.groups if known.missing), group]
-        group.engine = self.number
-        self.enqueue(group)
 
     def enqueue(self, group: RunningGroup) -> None:
         "Submit the ready requests of an assigned group"
@@ -398,13 +389,11 @@ class EnginePool:
                 chosen = engine_of_group(i, len(groups), len(ready))
             else:
                 chosen = loads.index(min(loads))
-            ready[chosen].assign(group)
+            member = ready[chosen]
+            member.groups = [*(known for known in member.groups if known.missing), group]
+            group.engine = member.number
+            member.enqueue(group)
             loads[chosen] += len(group.missing)
-
-    def resubmit(self, group: RunningGroup) -> None:
-        "Sample the next turn of a running group on its engine"
-        if group.engine is not None:
-            self.members[group.engine].enqueue(group)
 
     def abandon(self, group: RunningGroup) -> None:
         "Stop sampling a group"
@@ -440,11 +429,6 @@ class EnginePool:
             self.members[number].set_status(EngineStatus.READY)
         waiting, self.unassigned = self.unassigned, []
         self.assign(waiting)
-
-    async def halt(self) -> None:
-        "Start no further calls until `start`, and wait for those in progress"
-        self.status = PoolStatus.HALTED
-        await self.wait_idle()
 
     async def unload(self) -> None:
         "Abort all responses; every engine then waits for weights. The pool is halted, and no task runs"
@@ -619,7 +603,8 @@ class AsyncSampler:
 
     async def halt(self) -> None:
         "Stop sampling, forget all groups, and return their prompts; `start` continues"
-        await self.engines.halt()
+        self.engines.status = PoolStatus.HALTED
+        await self.engines.wait_idle()
         for group in self.groups.values():
             self._drop_episodes(group)
         self.groups = {}
@@ -706,7 +691,8 @@ class AsyncSampler:
             self._add(group, self.stream.runner.described(episode))
         else:
             group.missing[episode.request.index] = episode.request
-            self.engines.resubmit(group)
+            if group.engine is not None:  # which samples the next turn
+                self.engines.members[group.engine].enqueue(group)
 
     def _drop_failed(self, group: RunningGroup, failure: CallFailure) -> None:
         "Drop a group whose environment failed. Raises `EnvironmentFault` when all fail"
