@@ -610,9 +610,8 @@ class AsyncSampler:
         self.groups = {}
         self.finished = {}
         self.evaluation = RunningEvaluation()
-        await (
-            self.tasks.drain()
-        )  # a weight update that is under way must not resume the engines
+        # a weight update that is under way must not resume the engines
+        await self.tasks.drain()
         await self.engines.unload()
         self.state.prompts.put_back()
 
