@@ -138,6 +138,8 @@ class LoopThread:
             wait([asyncio.run_coroutine_threadsafe(_cancel_others(), self.loop)], 10.0)
             self.loop.call_soon_threadsafe(self.loop.stop)
             self.thread.join(10.0)
+        if not (self.thread.is_alive() or self.loop.is_closed()):
+            self.loop.close()
 
 
 async def _cancel_others() -> None:
