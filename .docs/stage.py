@@ -207,7 +207,6 @@ MARK = "<!-- code -->"
 TRANSLATED = {
     "qwen3_4b_colocate": "recipes/qwen3_4b_colocate.ipynb",
     "grpo_from_scratch": "nbs/tutorials/grpo_from_scratch.ipynb",
-    "where_the_seconds_go": "nbs/tutorials/where_the_seconds_go.ipynb",
     "first_hour_910b": "nbs/tutorials/first_hour_910b.ipynb",
     "on_910b": "nbs/tutorials/on_910b.ipynb",
     "modelarts": "nbs/tutorials/modelarts.ipynb",

@@ -604,11 +604,10 @@ def _config(
         shown += advanced
     for key in shown:
         head = f"{key.name:38} {key.tier:8} {key.default!s:20} "
+        meaning = f"{key.meaning} ({key.where})" if key.where else key.meaning
         # a narrow terminal has no room for the meaning on the same line
         narrow = 0 < terminal_columns() < len(head) + 40
-        typer.echo(
-            fit(f"{head.rstrip()}\n    {key.meaning}" if narrow else head + key.meaning)
-        )
+        typer.echo(fit(f"{head.rstrip()}\n    {meaning}" if narrow else head + meaning))
     if len(shown) < len(keys):
         typer.echo(f"\n{len(advanced)} advanced keys: cookbook-npu config --all")
     if not contains:

@@ -5,18 +5,17 @@
 # %% auto #0
 __all__ = ['Effect', 'LocalPath', 'Family', 'RecordFormat', 'TASK_NAMES', 'Source', 'JUDGE_TEMPLATE', 'WeightUpdateMethod',
            'Graphs', 'AdvantageEstimator', 'PolicyLoss', 'LossAggMode', 'KlEstimator', 'RolloutIS', 'RolloutISLevel',
-           'Teacher', 'LoraTarget', 'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'SPLIT_KEYS', 'EXPERTS_ON_CPU',
-           'ENGINE_ARGS_OF_THE_LOOP', 'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED',
-           'nonfinite_number', 'absolute_path', 'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig',
-           'source_path', 'DataConfig', 'JudgeConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig',
-           'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'is_tiny', 'DistillConfig',
-           'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig', 'PlacementConfig', 'FaultConfig',
-           'default_runs_folder', 'find_run', 'whole_run', 'OutputConfig', 'own_part', 'place_own_files',
-           'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey', 'with_choices', 'config_keys',
-           'key_table', 'config_sections', 'flat_overrides', 'check_parallel', 'check_argument_names', 'check_schedule',
-           'check_experts', 'check_context', 'check_pipeline', 'check_expert_adapters', 'tenant_config',
-           'check_tenants', 'check_run_name', 'build_config', 'same_setting', 'nearest_key', 'override', 'save_config',
-           'stored_config', 'load_config']
+           'Teacher', 'LoraTarget', 'RUNS_ENV', 'TrackerName', 'RUN_NAME_BYTES', 'VLLM_MAX_RANK', 'EXPERTS_ON_CPU',
+           'RENAMED', 'nonfinite_number', 'absolute_path', 'holds', 'Config', 'setting', 'TinyConfig', 'ModelConfig',
+           'ParallelConfig', 'source_path', 'DataConfig', 'JudgeConfig', 'RewardConfig', 'SamplingConfig',
+           'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'is_tiny',
+           'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig', 'PlacementConfig',
+           'FaultConfig', 'default_runs_folder', 'find_run', 'whole_run', 'check_run_name', 'OutputConfig', 'own_part',
+           'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey',
+           'with_choices', 'in_words', 'config_keys', 'key_table', 'config_sections', 'flat_overrides',
+           'check_parallel', 'check_argument_names', 'check_schedule', 'check_experts', 'check_context',
+           'check_pipeline', 'check_expert_adapters', 'tenant_config', 'check_tenants', 'build_config', 'same_setting',
+           'nearest_key', 'override', 'save_config', 'stored_config', 'load_config']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -30,7 +29,17 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeGuard,
+    TypeVar,
+    get_args,
+)
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -40,6 +49,8 @@ from pydantic import (
     Field,
     NonNegativeInt,
     ValidationError,
+    ValidationInfo,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -52,8 +63,8 @@ from .errors import (
     own_function,
     parse_json,
 )
-from .npu.role_variables import SHIMS_ENV
-from .removed import REMOVED_KEYS
+from .npu.device import SHIMS_ENV
+from .removed import NAMES, REMOVED_KEYS
 from .targets.target import Scale, Target, find_target
 from .terminal import html_table
 
@@ -83,13 +94,37 @@ def absolute_path(path: str) -> str:
     return os.path.abspath(path) if path and os.path.exists(path) else path
 
 
+def holds(condition: str, value_of: Callable[[str], Any]) -> bool:
+    """Return whether a condition of `setting` holds: all its parts, which `;` separates
+
+    A part is a word, another key, and its values: `engine vllm`; `loss -sapo` is any value but that one;
+    `rank` alone is a value that is not empty or 0, `-rank` the contrary. `a|b` is either of two words."""
+    for part in filter(str.strip, condition.split(";")):
+        word, *values = part.split()
+        negated = (values or [word])[0].startswith("-")
+        found = [value_of(one) for one in word.lstrip("-").split("|")]
+        mappings = [value for value in found if isinstance(value, Mapping)]
+        mappings += [inner for one in mappings for inner in one.values()]
+        names = {str(value) for value in found}.union(
+            *(one for one in mappings if isinstance(one, Mapping))
+        )
+        wanted = {value.lstrip("-") for value in values}
+        if bool(names & wanted if values else any(found)) == negated:
+            return False
+    return True
+
+
 # stored absolute when it exists
 LocalPath = Annotated[str, AfterValidator(absolute_path)]
 
 # %% ../nbs/01_config.ipynb #4674450c
 class Config(BaseModel):
-    "Base of every configuration section: frozen, unknown keys refused, defaults checked"
+    """Base of every configuration section: frozen, unknown keys refused, defaults checked
 
+    Values of some keys, the words, decide which other keys exist: `member` is the section with these."""
+
+    only: ClassVar[str] = ""  # where all its keys exist, a condition as in `setting`
+    gone: ClassVar[frozenset[str]] = frozenset()  # keys that do not exist here: constants
     shared: ClassVar[bool] = False  # all tenants of a run have one value of each key
     effect: ClassVar[Effect] = "metrics"  # of the keys that name none
 
@@ -101,6 +136,15 @@ class Config(BaseModel):
         allow_inf_nan=False,
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _choose(cls, value: Any, info: ValidationInfo) -> Any:
+        section = cls.model_fields[info.field_name or ""].annotation
+        given = value.model_dump(exclude_unset=True) if isinstance(value, Config) else value
+        if not isinstance(given, Mapping) or not _is_section(section):
+            return value
+        return section.member(given, info.data).model_validate(given)
+
     @field_validator("*", mode="after")
     @classmethod
     def _finite(cls, value: Any) -> Any:
@@ -110,6 +154,46 @@ class Config(BaseModel):
                 f"its entry {found[0][1:]} is {found[1]}, give a finite number"
             )
         return value
+
+    @classmethod
+    def constant(cls, name: str) -> Any:
+        "Return the value of a key where it does not exist: its default, if nothing else is declared"
+        field = cls.model_fields[name]
+        facts: Any = field.json_schema_extra or {}
+        return facts.get("off", field.default)
+
+    @classmethod
+    def conditions(cls) -> dict[str, str]:
+        "Return where each key of this section exists"
+        fields = cls.model_fields.items()
+        facts: dict[str, Any] = {
+            name: field.json_schema_extra or {} for name, field in fields
+        }
+        return {name: f"{cls.only};{fact.get('only', '')}" for name, fact in facts.items()}
+
+    @classmethod
+    def member(cls, given: Mapping[str, Any], outside: Mapping[str, Any]) -> type[Self]:
+        "Return this section with the keys that exist with these values of it and of other sections"
+        gone: set[str] = set()
+
+        def value_of(word: str) -> Any:
+            if word in cls.model_fields:
+                if word in gone:
+                    return cls.constant(word)
+                return given.get(word, cls.model_fields[word].default)
+            section, _, name = word.rpartition(".")
+            return getattr(outside.get(section), name, None)
+
+        for name, condition in cls.conditions().items():
+            if not holds(condition, value_of):
+                gone.add(name)
+        return _without(cls, frozenset(gone)) if gone else cls
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        "Pickle a member by its section: it is no class of a module"
+        kind = type(self)
+        base = kind.__base__ if kind.gone else kind
+        return _restored, (base, kind.gone, self.__getstate__())
 
     def flat(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
         "Yield (dotted key, value) of each key of this section"
@@ -121,6 +205,28 @@ class Config(BaseModel):
                 yield f"{prefix}{name}", value
 
 
+_ConfigT = TypeVar("_ConfigT", bound=Config)
+
+
+def _is_section(kind: Any) -> TypeGuard[type[Config]]:
+    return isinstance(kind, type) and issubclass(kind, Config)
+
+
+@cache
+def _without(section: type[_ConfigT], gone: frozenset[str]) -> type[_ConfigT]:
+    constants: dict[str, Any] = {n: (ClassVar[Any], section.constant(n)) for n in gone}
+    doc = section.__doc__
+    constants["gone"] = (ClassVar[frozenset[str]], gone)
+    return create_model(section.__name__, __base__=section, __doc__=doc, **constants)
+
+
+def _restored(section: type[_ConfigT], gone: frozenset[str], state: Any) -> _ConfigT:
+    kind = _without(section, gone) if gone else section
+    config = kind.__new__(kind)
+    config.__setstate__(state)
+    return config
+
+
 def setting(
     default: Any,
     description: str,
@@ -128,12 +234,15 @@ def setting(
     basic: bool = False,  # a first run changes it
     shared: bool = False,  # all tenants of a run have one value
     effect: Effect | None = None,  # None: that of the section
+    only: str = "",  # where the key exists, see `holds`: words of this section or `section.word`
+    off: Any = None,  # its value elsewhere; None: the default
     **bounds: Any,
 ) -> Any:
     "Declare a configuration key; `bounds` are those of pydantic, such as `gt` and `le`"
     extra: dict[str, Any] = {"tier": "basic" if basic else "advanced", "shared": shared}
-    if effect:
-        extra["effect"] = effect
+    extra |= {"effect": effect} if effect else {}
+    extra |= {"only": only} if only else {}
+    extra |= {} if off is None else {"off": off}
     return Field(
         default=default, description=description, json_schema_extra=extra, **bounds
     )
@@ -157,7 +266,10 @@ class TinyConfig(Config):
         288, "inner width of the SwiGLU block; in a mixture: of each expert", gt=0
     )
     num_experts: int = setting(
-        8, "experts of a layer, two for each token; qwen3_moe and qwen3_5_moe", gt=1
+        8,
+        "experts of a layer, two for each token",
+        gt=1,
+        only="family qwen3_moe qwen3_5_moe",
     )
     init_std: float = setting(0.02, "standard deviation of the random first weights", gt=0)
 
@@ -180,7 +292,7 @@ class TinyConfig(Config):
     def has_vision_tower(self) -> bool:
         return self.family not in ("qwen3", "qwen3_moe")
 
-# %% ../nbs/01_config.ipynb #4ea67cb4
+
 class ModelConfig(Config):
     "The policy model"
 
@@ -191,9 +303,7 @@ class ModelConfig(Config):
         "Hugging Face folder, or the id of a hub (None: build the tiny model below)",
         basic=True,
     )
-    tiny: TinyConfig = setting(
-        TinyConfig(), "shape of the tiny model, used when path is None"
-    )
+    tiny: TinyConfig = setting(TinyConfig(), "shape of the tiny model", only="-path")
     dtype: Literal["float32", "bfloat16"] = setting(
         "bfloat16", "parameter and compute type"
     )
@@ -231,7 +341,8 @@ class ParallelConfig(Config):
     context_algorithm: Literal["ring", "ulysses"] = setting(
         "ring",
         "attention under context parallelism: ring passes keys and values on, ulysses exchanges "
-        "heads (tensor x context must divide the key/value heads); no effect with context = 1",
+        "heads (tensor x context must divide the key/value heads)",
+        only="context -1",
     )
 
     @property
@@ -308,7 +419,9 @@ class DataConfig(Config):
         False, "format the prompt with the tokenizer's chat template", basic=True
     )
     chat_template_kwargs: dict[str, Any] = setting(
-        {}, "arguments of the chat template, e.g. {'enable_thinking': false}"
+        {},
+        "arguments of the chat template, e.g. {'enable_thinking': false}",
+        only="apply_chat_template",
     )
     max_prompt_tokens: int = setting(
         1024,
@@ -336,7 +449,7 @@ JUDGE_TEMPLATE = """You grade the response of an assistant.
 
 Is the response correct and clear? Explain in two sentences, then write "Score: N" with N from 0 to 10."""
 
-# %% ../nbs/01_config.ipynb #ac315041
+
 class JudgeConfig(Config):
     """The scorer `judge`: a model behind an OpenAI-compatible endpoint grades the responses
 
@@ -384,62 +497,63 @@ class JudgeConfig(Config):
 
     def check(self) -> None:
         "Raise `ConfigError` for settings with which no request can be sent"
-        if not self.url or not self.model:
-            missing = "model" if self.url else "url"
-            raise ConfigError(
-                f"reward.scorers has 'judge', and reward.judge.{missing} is not set",
-                "Give the endpoint's address, such as http://127.0.0.1:8000/v1, and a model that it serves.",
-            )
-        address = urlsplit(self.url)
-        if address.scheme not in ("http", "https") or not address.hostname:
-            raise ConfigError(
-                f"reward.judge.url is {self.url!r}",
+        address, name = urlsplit(self.url or ""), self.api_key_env or "NAME"
+        # no message repeats a value that is, or holds, a secret
+        for fine, what, remedy in (
+            (
+                self.url,
+                "url is not set",
+                "Give the endpoint, such as http://127.0.0.1:8000/v1.",
+            ),
+            (self.model, "model is not set", "Give a model that the endpoint serves."),
+            (
+                address.scheme in ("http", "https") and address.hostname,
+                f"url is {self.url!r}",
                 "Give http://HOST:PORT/v1 or https://HOST/v1.",
-            )
-        # neither of the two messages repeats the value: it is, or holds, a secret
-        if address.username or address.password:
-            raise ConfigError(
-                f"reward.judge.url has a user or a password for {address.hostname}",
+            ),
+            (
+                not address.username and not address.password,
+                f"url has a user or a password for {address.hostname}",
                 "The run folder would hold it: use reward.judge.api_key_env.",
-            )
-        if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
-            raise ConfigError(
-                "reward.judge.api_key_env is not the name of an environment variable",
+            ),
+            (
+                re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name),
+                "api_key_env is not the name of an environment variable",
                 "Export the key, as in JUDGE_API_KEY, and give that name; the key is never stored.",
-            )
-        if not {"{response}", "{answer}"} & set(re.findall(r"\{\w+\}", self.template)):
-            raise ConfigError(
-                "reward.judge.template shows no response to the judge",
+            ),
+            (
+                {"{response}", "{answer}"} & set(re.findall(r"\{\w+\}", self.template)),
+                "template shows no response to the judge",
                 "Write {response} or {answer} into it.",
-            )
-        self._check_score()
-
-    def _check_score(self) -> None:
-        try:
-            groups = re.compile(self.pattern).groups
-        except re.error as e:
-            raise ConfigError(
-                f"reward.judge.pattern {self.pattern!r} is no regular expression: {e}",
-                "Correct it.",
-            ) from None
-        if not groups:
-            raise ConfigError(
-                f"reward.judge.pattern {self.pattern!r} has no group",
+            ),
+            (
+                _groups(self.pattern),
+                f"pattern {self.pattern!r} is no regular expression with a group",
                 r"Put parentheses around the number, e.g. Score: (\d+).",
-            )
-        if self.scale[0] >= self.scale[1]:
-            raise ConfigError(
-                f"reward.judge.scale is {self.scale}",
+            ),
+            (
+                self.scale[0] < self.scale[1],
+                f"scale is {self.scale}",
                 "Give the worst score, then the best one.",
-            )
+            ),
+        ):
+            if not fine:
+                raise ConfigError(f"reward.judge.{what}", remedy)
 
 # %% ../nbs/01_config.ipynb #7d39d73d
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+def _groups(pattern: str) -> int:
+    "Return the number of groups of a regular expression; 0 for a text that is none"
+    try:
+        return re.compile(pattern).groups
+    except re.error:
+        return 0
 
 
 # %% ../nbs/01_config.ipynb #76c81615
 class RewardConfig(Config):
     "The reward: a weighted sum of scorers"
+
+    only: ClassVar[str] = "-sft.loss_mask"
 
     scorers: dict[str, float] = setting({"exact": 1.0}, "scorer name -> weight", basic=True)
     by_source: dict[str, dict[str, float]] = setting(
@@ -455,7 +569,7 @@ class RewardConfig(Config):
         "scorer name -> score at which a response counts as correct, for accuracy and "
         "pass@k (replaces the scorer's threshold)",
     )
-    judge: JudgeConfig = JudgeConfig()
+    judge: JudgeConfig = setting(JudgeConfig(), "", only="scorers|by_source judge")
 
     @property
     def scorer_names(self) -> set[str]:
@@ -466,20 +580,17 @@ class RewardConfig(Config):
     def _check_judge(self) -> Self:
         if "judge" in self.scorer_names:
             self.judge.check()
-        elif self.judge != JudgeConfig():
-            raise ConfigError(
-                "reward.judge is set, and no scorer is 'judge'",
-                "Add it, with its weight: {'reward.scorers': {'judge': 1.0}}.",
-            )
         return self
 
-# %% ../nbs/01_config.ipynb #1bda5c56
+
 class SamplingConfig(Config):
     """Sampling in training, always from the full distribution
 
     Truncated sampling (top-p, top-k) would make the rollout's log-probs differ from the trainer's."""
 
-    temperature: float = setting(1.0, "softmax temperature", basic=True, gt=0)
+    temperature: float = setting(
+        1.0, "softmax temperature", basic=True, gt=0, only="-sft.loss_mask"
+    )
     max_response_tokens: int = setting(
         8192, "maximum response length, tokens", basic=True, gt=0
     )
@@ -491,7 +602,7 @@ class EvalSamplingConfig(SamplingConfig):
     temperature: float = setting(1.0, "softmax temperature; 0: greedy", ge=0)
     top_p: float = setting(1.0, "nucleus sampling threshold; 1: no truncation", gt=0, le=1)
 
-# %% ../nbs/01_config.ipynb #1f87fddf
+
 WeightUpdateMethod = Literal[
     "auto", "reload_weights", "update_weights", "load_weights", "native"
 ]
@@ -502,43 +613,66 @@ class RolloutConfig(Config):
     "The rollout engines"
 
     engine: Literal["transformers", "vllm"] = setting(
-        "vllm", "rollout engine", basic=True, shared=True
+        "vllm",
+        "rollout engine",
+        basic=True,
+        shared=True,
+        only="-sft.loss_mask",
+        off="transformers",
     )
     devices_per_engine: int = setting(
-        1, "devices of one engine (its TP size)", basic=True, gt=0
+        1, "devices of one engine (its TP size)", basic=True, gt=0, only="engine vllm"
     )
     prompts_per_step: int = setting(32, "P, prompts per step", basic=True, gt=0)
     samples_per_prompt: int = setting(
-        8, "G, samples per prompt (group size)", basic=True, gt=1
+        8, "G, samples per prompt (group size)", basic=True, gt=1, only="-sft.loss_mask"
     )
     memory_utilization: float = setting(
-        0.35, "maximum share of device memory for an engine", basic=True, gt=0, le=1
+        0.35,
+        "maximum share of device memory for an engine",
+        basic=True,
+        gt=0,
+        le=1,
+        only="engine vllm",
     )
     graphs: Graphs = setting(
         "auto",
-        "vllm: mode of captured graphs; off: eager; auto: FULL_DECODE_ONLY on an NPU where a test "
+        "mode of captured graphs; off: eager; auto: FULL_DECODE_ONLY on an NPU where a test "
         "executes it for the model's family, else off",
+        only="engine vllm",
     )
     engine_args: dict[str, Any] = setting(
         {},
-        "vllm: additional arguments of vllm.LLM, e.g. {'max_num_seqs': 64}; arguments "
+        "additional arguments of vllm.LLM, e.g. {'max_num_seqs': 64}; arguments "
         "that the loop sets are rejected",
         shared=True,
+        only="engine vllm",
     )
     stop_token_ids: tuple[NonNegativeInt, ...] = setting(
         (),
         "further tokens that end a response, besides those of generation_config, tokenizer "
         "and chat template",
         shared=True,
+        only="-sft.loss_mask",
     )
     weight_update_method: WeightUpdateMethod = setting(
         "auto",
-        "vllm: how the engine loads new weights; native: vLLM opens device memory "
+        "how the engine loads new weights; native: vLLM opens device memory "
         "itself (npu_ipc, ipc)",
+        only="engine vllm",
     )
-    batch_size: int = setting(128, "transformers: maximum batch size", gt=0, shared=True)
+    batch_size: int = setting(
+        128,
+        "maximum batch size",
+        gt=0,
+        shared=True,
+        only="engine transformers; -sft.loss_mask",
+    )
     simulated_latency: float = setting(
-        0.0, "sleep in each decode step, s, to imitate a device", ge=0
+        0.0,
+        "sleep in each decode step, s, to imitate a device",
+        ge=0,
+        only="-sft.loss_mask",
     )
     eval_every: int = setting(
         20,
@@ -552,40 +686,54 @@ class RolloutConfig(Config):
         False, "skip the evaluation before the first step", effect="later"
     )
     depth: int = setting(
-        1, "split: steps that the rollout may run ahead of the trainer", ge=0
+        1,
+        "steps that the rollout may run ahead of the trainer",
+        ge=0,
+        only="placement.mode split",
     )
     max_staleness: int = setting(
         2,
-        "split: maximum number of weight updates between sampling a token and training "
-        "on it",
+        "maximum number of weight updates between sampling a token and training on it",
         ge=0,
+        only="placement.mode split",
     )
     routing_replay: bool = setting(
         False,
         "mixture of experts: compute log-probs and training with the experts that the engine "
         "selected (routing replay, R3)",
+        only="-sft.loss_mask",
     )
     environment: str | None = setting(
         None,
         "multi-turn environment: calculator, geo3k, zoom, wordle, or "
         "package.module:Class (None: single turn)",
+        only="-sft.loss_mask",
     )
     environment_arguments: dict[str, Any] = setting(
-        {}, "keyword arguments of the environment"
+        {}, "keyword arguments of the environment", only="environment"
     )
-    environment_timeout_s: float = setting(
-        60.0, "time limit of one environment call, s", gt=0, effect="later"
+    max_turns: int = setting(8, "maximum turns of an episode", gt=0, only="environment")
+    eval_samples: int = setting(
+        1, "samples per held-out prompt", gt=0, only="-sft.loss_mask"
     )
-    max_turns: int = setting(8, "maximum turns of an episode", gt=0)
-    eval_samples: int = setting(1, "samples per held-out prompt", gt=0)
     eval_temperature: float | None = setting(
-        None, "temperature of evaluations; 0: greedy (None: as in training)", ge=0
+        None,
+        "temperature of evaluations; 0: greedy (None: as in training)",
+        ge=0,
+        only="-sft.loss_mask",
     )
     eval_max_response_tokens: int | None = setting(
-        None, "maximum response length of evaluations, tokens (None: as in training)", gt=0
+        None,
+        "maximum response length of evaluations, tokens (None: as in training)",
+        gt=0,
+        only="-sft.loss_mask",
     )
     eval_top_p: float = setting(
-        1.0, "nucleus sampling threshold of evaluations; 1: no truncation", gt=0, le=1
+        1.0,
+        "nucleus sampling threshold of evaluations; 1: no truncation",
+        gt=0,
+        le=1,
+        only="-sft.loss_mask",
     )
 
 # %% ../nbs/01_config.ipynb #114d6df4
@@ -616,6 +764,8 @@ def _or_own(key: str, kind: Any) -> AfterValidator:
 class AlgorithmConfig(Config):
     "The policy-gradient algorithm"
 
+    only: ClassVar[str] = "-sft.loss_mask"
+
     # advantages (rl.advantages)
     advantage_estimator: Annotated[
         str, _or_own("algorithm.advantage_estimator", AdvantageEstimator)
@@ -627,18 +777,29 @@ class AlgorithmConfig(Config):
         basic=True,
     )
     normalize_std: bool = setting(
-        True, "grpo: divide the centered group reward by its standard deviation"
+        True,
+        "divide the centered group reward by its standard deviation",
+        only="advantage_estimator grpo",
     )
     whiten: bool = setting(
         False,
         "normalize advantages to mean 0 and variance 1 over all tokens of the rollout",
+        only="advantage_estimator -gdpo -reinforce_plus_plus -reinforce_plus_plus_baseline",
+        off=True,  # REINFORCE++ always does, its paper says so
     )
-    gamma: float = setting(1.0, "reinforce_plus_plus, gae: discount per token", gt=0, le=1)
+    gamma: float = setting(
+        1.0,
+        "discount per token",
+        gt=0,
+        le=1,
+        only="advantage_estimator reinforce_plus_plus reinforce_plus_plus_baseline gae",
+    )
     gae_lambda: float = setting(
-        1.0, "gae: lambda; 1: Monte Carlo returns, 0: one-step TD", ge=0, le=1
-    )
-    kl_in_reward: float = setting(
-        0.0, "coefficient of the KL penalty (k1) in the reward; excludes kl_loss_coef", ge=0
+        1.0,
+        "lambda; 1: Monte Carlo returns, 0: one-step TD",
+        ge=0,
+        le=1,
+        only="advantage_estimator gae",
     )
     overlong_buffer_share: float = setting(
         0.0,
@@ -646,6 +807,7 @@ class AlgorithmConfig(Config):
         "(DAPO: 0.2)",
         ge=0,
         le=1,
+        only="advantage_estimator -gdpo",
     )
     # policy loss (rl.losses)
     loss: Annotated[str, _or_own("algorithm.loss", PolicyLoss)] = setting(
@@ -660,18 +822,21 @@ class AlgorithmConfig(Config):
         "dppo: maximum divergence below a ratio of 1",
         gt=0,
         le=1,
+        only="loss -sapo",
     )
     clip_ratio_high: float = setting(
         0.28,
         "upper clip: ratio <= 1 + clip_ratio_high; gmpo: log-ratio <= clip_ratio_high; "
         "dppo: maximum divergence above a ratio of 1",
         gt=0,
+        only="loss -sapo",
     )
     clip_ratio_c: float | None = setting(
         None,
         "dual clip: bound of the loss for negative advantages, in advantages; dppo: "
         "maximum ratio (None: no bound)",
         gt=1,
+        only="loss -gmpo -cispo -sapo",
     )
     loss_agg_mode: LossAggMode = setting(
         "seq-mean-token-mean", "loss aggregation over a step"
@@ -679,16 +844,28 @@ class AlgorithmConfig(Config):
     mask_truncated: bool = setting(
         False, "exclude responses that hit the length limit from the loss"
     )
-    # KL and entropy (rl.losses)
-    kl_loss_coef: float = setting(
-        0.0, "coefficient of the KL term in the loss", basic=True, ge=0
-    )
-    kl_loss_type: KlEstimator = setting("low_var_kl", "KL estimator")
-    kl_unbiased: bool = setting(
-        False, "weight the KL term by the importance ratio to the old policy"
-    )
+    # KL and entropy (rl.losses); the penalty in the reward or in the loss
     use_reference: bool = setting(
-        True, "compute reference log-probs; logs the KL even with kl_loss_coef 0"
+        True, "compute reference log-probs; logs the KL even with kl_loss_coef 0", off=False
+    )
+    kl_loss_coef: float = setting(
+        0.0,
+        "coefficient of the KL term in the loss",
+        basic=True,
+        ge=0,
+        only="use_reference",
+    )
+    kl_in_reward: float = setting(
+        0.0,
+        "coefficient of the KL penalty (k1) in the reward",
+        ge=0,
+        only="use_reference; -kl_loss_coef; advantage_estimator -gdpo",
+    )
+    kl_loss_type: KlEstimator = setting("low_var_kl", "KL estimator", only="use_reference")
+    kl_unbiased: bool = setting(
+        False,
+        "weight the KL term by the importance ratio to the old policy",
+        only="use_reference",
     )
     entropy_coef: float = setting(0.0, "coefficient of the entropy bonus")
     # trainer/rollout mismatch (rl.importance_sampling) and dynamic sampling (rl.filters)
@@ -700,17 +877,29 @@ class AlgorithmConfig(Config):
     rollout_is: RolloutIS = setting(
         "none",
         "correction of the trainer/rollout mismatch by importance weights (TIS: truncate)",
+        only="old_logprob_source trainer",
     )
-    rollout_is_level: RolloutISLevel = setting("token", "unit of an importance ratio")
+    rollout_is_level: RolloutISLevel = setting(
+        "token", "unit of an importance ratio", only="rollout_is -none"
+    )
     rollout_is_threshold_lower: float = setting(
-        0.0, "lower bound of the importance ratio", ge=0
+        0.0, "lower bound of the importance ratio", ge=0, only="rollout_is -none"
     )
-    rollout_is_threshold: float = setting(2.0, "upper bound of the importance ratio", gt=0)
+    rollout_is_threshold: float = setting(
+        2.0, "upper bound of the importance ratio", gt=0, only="rollout_is -none"
+    )
     rollout_is_veto_threshold: float | None = setting(
-        None, "drop a response with a token ratio below this (None: never)", gt=0, lt=1
+        None,
+        "drop a response with a token ratio below this (None: never)",
+        gt=0,
+        lt=1,
+        only="rollout_is -none",
     )
     dynamic_sampling_attempts: int = setting(
-        1, "maximum rollouts per step to replace groups with equal rewards (DAPO)", gt=0
+        1,
+        "maximum rollouts per step to replace groups with equal rewards (DAPO)",
+        gt=0,
+        only="advantage_estimator -gdpo -gae -reinforce_plus_plus",
     )
 
     @property
@@ -728,7 +917,9 @@ class OptimConfig(Config):
     schedule: Literal["constant", "linear", "cosine"] = setting(
         "constant", "decay after warm-up"
     )
-    min_learning_rate: float = setting(0.0, "learning rate at the end of the decay", ge=0)
+    min_learning_rate: float = setting(
+        0.0, "learning rate at the end of the decay", ge=0, only="schedule -constant"
+    )
     weight_decay: float = setting(0.1, "decoupled weight decay", ge=0)
     beta2: float = setting(0.98, "second-moment decay", ge=0, lt=1)
     clip_grad: float = setting(1.0, "global gradient-norm clip; 0: off", ge=0)
@@ -738,11 +929,13 @@ class OptimConfig(Config):
         "models)",
     )
 
-# %% ../nbs/01_config.ipynb #805446e2
+
 class CriticConfig(Config):
     """The critic of PPO (`algorithm.advantage_estimator` gae), initialized from the policy
 
     Its optimizer has the settings of `optim`, except for the learning rate."""
+
+    only: ClassVar[str] = "algorithm.advantage_estimator gae"
 
     learning_rate: float | None = setting(
         None, "constant learning rate (None: ten times optim.learning_rate)", gt=0
@@ -750,7 +943,7 @@ class CriticConfig(Config):
     warmup_steps: int = setting(0, "first steps that train only the critic", ge=0)
     epochs: int = setting(1, "passes of the critic over the samples of a rollout", ge=1)
 
-# %% ../nbs/01_config.ipynb #e17923fc
+
 def is_tiny(teacher: str) -> bool:
     "Whether a teacher is a tiny model: `tiny`, or `tiny:NAME`"
     return teacher.partition(":")[0] == "tiny"
@@ -765,25 +958,32 @@ class DistillConfig(Config):
     A teacher is a Hugging Face folder, a hub id, `tiny:NAME`, a tiny model of the package, or `tiny`, a
     random one of the policy's shape."""
 
+    only: ClassVar[str] = "-sft.loss_mask; algorithm.advantage_estimator -gae"
+
     teacher: Teacher | None = setting(
         None,
         "teacher of all prompts without one of their own (None: no teacher)",
     )
     by_source: dict[str, Teacher] = setting({}, "data source -> its own teacher")
     reward_coef: float = setting(
-        0.0, "weight of the reward's advantage (0: the teacher alone teaches)", ge=0
+        0.0,
+        "weight of the reward's advantage (0: the teacher alone teaches)",
+        ge=0,
+        only="teacher|by_source",
     )
 
-# %% ../nbs/01_config.ipynb #a029241d
+
 class RewardModelConfig(Config):
     "A reward model: a sequence classifier whose score is added to the reward of the scorers"
+
+    only: ClassVar[str] = "-sft.loss_mask"
 
     path: LocalPath | None = setting(
         None,
         "Hugging Face folder or hub id of a sequence classifier with one label and the "
         "policy's tokenizer (None: no reward model)",
     )
-    coef: float = setting(1.0, "weight of its score in the reward")
+    coef: float = setting(1.0, "weight of its score in the reward", only="path")
 
 # %% ../nbs/01_config.ipynb #c612b02d
 class SftConfig(Config):
@@ -798,7 +998,7 @@ class SftConfig(Config):
         "(None: the run is not SFT)",
     )
 
-# %% ../nbs/01_config.ipynb #cddf3d7e
+
 # Megatron's linear layers of the language model; vision: all of the vision tower
 LoraTarget = Literal[
     "linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj", "vision"
@@ -813,27 +1013,32 @@ class LoraConfig(Config):
     shared: ClassVar[bool] = True
 
     rank: int = setting(0, "rank of the adapter; 0: train all weights", ge=0)
-    alpha: float = setting(32.0, "scale of the adapter, times 1 / rank", gt=0)
+    alpha: float = setting(32.0, "scale of the adapter, times 1 / rank", gt=0, only="rank")
     targets: tuple[LoraTarget, ...] = setting(
         ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"),
         "layers with an adapter, by Megatron's names: linear_qkv (q_proj, k_proj, v_proj), "
         "linear_proj (o_proj), linear_fc1 (gate_proj, up_proj), linear_fc2 (down_proj), "
         "in_proj and out_proj of gated delta nets, vision (the whole vision tower)",
         min_length=1,
+        only="rank",
     )
     dropout: float = setting(
-        0.0, "dropout of the adapter's input in training passes", ge=0, lt=1
+        0.0, "dropout of the adapter's input in training passes", ge=0, lt=1, only="rank"
     )
     weight_update: Literal["auto", "adapter", "merged"] = setting(
         "auto",
         "what a weight update sends: the adapter alone, or all weights with the adapter merged "
         "into them (auto: the adapter, unless vLLM cannot take it)",
+        only="rank",
     )
-    slots: int = setting(1, "adapters on the model at once, one for each tenant", ge=1)
+    slots: int = setting(
+        1, "adapters on the model at once, one for each tenant", ge=1, only="rank"
+    )
     batch_tenants: bool = setting(
         False,
         "sample for all tenants in one batch: faster, but a tenant's log-probs then depend on "
         "the others in the last bits",
+        only="rank; slots -1",
     )
 
 # %% ../nbs/01_config.ipynb #51c6b806
@@ -841,7 +1046,11 @@ class TrainConfig(Config):
     "The optimizer step, alarms and checkpoints"
 
     global_batch_size: int | None = setting(
-        None, "samples per optimizer step (None: the whole rollout)", basic=True, gt=0
+        None,
+        "samples per optimizer step (None: the whole rollout)",
+        basic=True,
+        gt=0,
+        only="-sft.loss_mask",
     )
     micro_batch_tokens: int = setting(
         9216,
@@ -889,6 +1098,7 @@ class PlacementConfig(Config):
         "trainer has the first trainer_devices, the engines the rest, and both work "
         "concurrently",
         basic=True,
+        only="-sft.loss_mask",
     )
     trainer_devices: int | None = setting(
         None, "devices of the trainer (None: all with colocate, half with split)", gt=0
@@ -898,18 +1108,22 @@ class PlacementConfig(Config):
         "destroy the communicators of a sleeping trainer and recreate them on wake-up",
         effect="later",
     )
-    bucket_bytes: int = setting(512 * 2**20, "bucket size of a weight update, bytes", gt=0)
+    bucket_bytes: int = setting(
+        512 * 2**20, "bucket size of a weight update, bytes", gt=0, only="-sft.loss_mask"
+    )
     transfer_backend: Literal["auto", "shm", "ipc", "broadcast"] = setting(
         "auto",
         "transport of weight updates; auto: the best one that works, and a broadcast "
         "to machines without a trainer rank",
         effect="later",
+        only="-sft.loss_mask",
     )
     verify_every_nth: int = setting(
         8,
         "a weight update verifies every n-th tensor, in rotation; 1: all tensors",
         gt=0,
         effect="none",
+        only="-sft.loss_mask",
     )
     trainer_env: dict[str, str] = setting(
         {},
@@ -920,6 +1134,7 @@ class PlacementConfig(Config):
         {},
         "environment variables of the engines, e.g. HCCL_OP_EXPANSION_MODE; override "
         "the shell and the defaults",
+        only="-sft.loss_mask",
     )
     simulated_memory_bytes: int = setting(
         2**30, "memory of one simulated NPU, bytes (laptop scale only)", gt=0
@@ -944,6 +1159,7 @@ class FaultConfig(Config):
         gt=0,
         le=1,
         effect="later",
+        only="-sft.loss_mask",
     )
     nonfinite: Literal["stop", "skip"] = setting(
         "stop",
@@ -957,7 +1173,7 @@ class FaultConfig(Config):
         gt=0,
     )
 
-# %% ../nbs/01_config.ipynb #da41c394
+
 RUNS_ENV = "COOKBOOK_RUNS"  # folder of run folders, where output.root is not set
 
 
@@ -996,6 +1212,27 @@ def whole_run(folder: Path) -> Path:
 TrackerName = Literal["wandb", "swanlab", "mlflow"]
 
 
+RUN_NAME_BYTES = 200  # file systems allow 255; sibling files add suffixes
+
+
+def check_run_name(name: str) -> None:
+    "Raise `ConfigError` unless `name` names one visible folder"
+    hidden = not name or name.startswith(".")
+    long = len(name.encode(errors="replace")) > RUN_NAME_BYTES
+    if hidden or "/" in name or not name.isprintable() or long:
+        raise ConfigError(
+            f"output.name is {name!r}",
+            "Give the name of one folder: no '/', no '.' at its start, only printable characters, "
+            f"at most {RUN_NAME_BYTES} bytes.",
+        )
+
+
+def _run_name(name: str | None) -> str | None:
+    if name is not None:
+        check_run_name(name)
+    return name
+
+
 class OutputConfig(Config):
     "The run folder"
 
@@ -1007,7 +1244,7 @@ class OutputConfig(Config):
         shared=True,
         effect="folder",
     )
-    name: str | None = setting(
+    name: Annotated[str | None, AfterValidator(_run_name)] = setting(
         None,
         "name of the run folder (None: recipe, scale and time stamp)",
         basic=True,
@@ -1022,8 +1259,7 @@ class OutputConfig(Config):
     )
     restart: bool = setting(
         False,
-        "with resume: start over when there is no valid checkpoint; existing results "
-        "move to truncated/",
+        "start over when there is no valid checkpoint; existing results move to truncated/",
         effect="folder",
     )
     save_samples: bool = setting(
@@ -1033,7 +1269,9 @@ class OutputConfig(Config):
         (), "experiment trackers: wandb, swanlab, mlflow"
     )
     project: str | None = setting(
-        None, "project of the trackers; experiment for mlflow (None: the recipe)"
+        None,
+        "project of the trackers; experiment for mlflow (None: the recipe)",
+        only="trackers",
     )
 
     @property
@@ -1205,6 +1443,9 @@ class RunConfig(Config):
         shared=True,
         effect="later",
     )
+    # the sections, after those whose words they use
+    sft: SftConfig = SftConfig()
+    placement: PlacementConfig = PlacementConfig()
     model: ModelConfig = ModelConfig()
     parallel: ParallelConfig = ParallelConfig()
     data: DataConfig = DataConfig()
@@ -1216,7 +1457,6 @@ class RunConfig(Config):
     critic: CriticConfig = CriticConfig()
     distill: DistillConfig = DistillConfig()
     reward_model: RewardModelConfig = RewardModelConfig()
-    sft: SftConfig = SftConfig()
     lora: LoraConfig = LoraConfig()
     tenants: Annotated[dict[str, dict[str, Any]], AfterValidator(_flat_tenants)] = setting(
         {},
@@ -1225,7 +1465,6 @@ class RunConfig(Config):
         shared=True,
     )
     train: TrainConfig = TrainConfig()
-    placement: PlacementConfig = PlacementConfig()
     faults: FaultConfig = FaultConfig()
     output: OutputConfig = OutputConfig()
 
@@ -1296,7 +1535,7 @@ class RunConfig(Config):
     def needs_logprobs(self) -> bool:
         "Whether the actor's log-probs are computed before the training pass"
         several = self.global_batch_size < self.rollout_batch
-        noisy = self.lora.rank > 0 and self.lora.dropout > 0  # in the training pass
+        noisy = self.lora.dropout > 0  # in the training pass
         return several or noisy or bool(self.algorithm.kl_in_reward or self.teachers)
 
     @property
@@ -1329,14 +1568,9 @@ class RunConfig(Config):
         return on_cpu and self.model.path is None
 
     @property
-    def critic_warmup_steps(self) -> int:
-        "First steps that train only the critic"
-        return self.critic.warmup_steps if self.has_critic else 0
-
-    @property
     def policy_steps(self) -> int:
         "Steps that train the policy: all but the critic's warm-up"
-        return self.num_steps - self.critic_warmup_steps
+        return self.num_steps - self.critic.warmup_steps
 
     def _repr_html_(self) -> str:
         keys = key_table()
@@ -1434,6 +1668,12 @@ class ConfigKey(NamedTuple):
     meaning: str
     shared: bool  # all tenants of a run have one value
     effect: Effect
+    only: str  # where it exists, a condition as in `setting` with dotted words; "": everywhere
+
+    @property
+    def where(self) -> str:
+        "Where the key exists, in words; empty: everywhere"
+        return " and ".join(in_words(part) for part in self.only.split(";") if part)
 
     @property
     def acts(self) -> bool:
@@ -1450,13 +1690,35 @@ def with_choices(meaning: str, kind: Any) -> str:
     return f"{meaning} (one of: {', '.join(words)})"
 
 
+def _with_prefix(condition: str, prefix: str) -> str:
+    "Return a condition with dotted words; `prefix` is that of the section's own"
+
+    def dotted(part: str) -> str:
+        word, *values = part.split()
+        words = [w if "." in w else f"{prefix}{w}" for w in word.lstrip("-").split("|")]
+        return " ".join(["-" * word.startswith("-") + "|".join(words), *values])
+
+    return ";".join(map(dotted, filter(str.strip, condition.split(";"))))
+
+
+def in_words(part: str) -> str:
+    "Return a part of a condition as text, such as `with rollout.engine vllm`"
+    word, *values = part.split()
+    mark = "without" if word.startswith("-") else "with"
+    other = "other than" if values and values[0].startswith("-") else ""
+    named = " or ".join(value.lstrip("-") for value in values)
+    words = word.lstrip("-").replace("|", " or ")
+    return " ".join(filter(None, (mark, words, other, named)))
+
+
 def config_keys(model: type[Config] = RunConfig, prefix: str = "") -> Iterator[ConfigKey]:
     "Yield one row for each configuration key, in field order"
     for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, Config):
+        kind, only = field.annotation, _with_prefix(model.conditions()[name], prefix)
+        if _is_section(kind):
             for key in config_keys(kind, f"{prefix}{name}."):
-                yield key._replace(shared=key.shared or model.shared)
+                where = ";".join(filter(None, (only, key.only)))
+                yield key._replace(shared=key.shared or model.shared, only=where)
             continue
         facts: Any = field.json_schema_extra or {}
         yield ConfigKey(
@@ -1466,6 +1728,7 @@ def config_keys(model: type[Config] = RunConfig, prefix: str = "") -> Iterator[C
             with_choices(field.description or "", kind),
             facts.get("shared", False) or model.shared,
             facts.get("effect", model.effect),
+            only,
         )
 
 
@@ -1508,106 +1771,17 @@ def flat_overrides(
         else:
             yield key, value
 
-# %% ../nbs/01_config.ipynb #f4d22745
-# keys that act with placement.mode split alone, and their defaults
-SPLIT_KEYS = {
-    f"rollout.{name}": RolloutConfig.model_fields[name].default
-    for name in ("depth", "max_staleness")
-}
-# prefixes of keys -> what they act with, in words and as a test of a configuration
-_ACTS: Mapping[tuple[str, ...], tuple[str, Callable[["RunConfig"], Any]]] = {
-    ("rollout.engine_args", "rollout.weight_update_method"): (
-        "rollout.engine 'vllm'",
-        lambda c: c.rollout.engine == "vllm",
-    ),
-    ("rollout.environment_arguments", "rollout.max_turns"): (
-        "rollout.environment",
-        lambda c: c.rollout.environment,
-    ),
-    tuple(SPLIT_KEYS): (
-        "placement.mode 'split'",
-        lambda c: c.placement.mode == "split",
-    ),
-    ("data.chat_template_kwargs",): (
-        "data.apply_chat_template true",
-        lambda c: c.data.apply_chat_template,
-    ),
-    ("distill.reward_coef",): ("distill.teacher", lambda c: c.teachers),
-    ("lora.",): ("lora.rank above 0", lambda c: c.lora.rank),
-    ("critic.", "algorithm.gae_lambda"): (
-        "algorithm.advantage_estimator 'gae'",
-        lambda c: c.has_critic,
-    ),
-    ("algorithm.rollout_is_",): (
-        "algorithm.rollout_is, for example 'truncate'",
-        lambda c: c.algorithm.rollout_is != "none",
-    ),
-    ("algorithm.clip_ratio_c",): (
-        "algorithm.loss 'ppo', 'gspo' or 'dppo'",
-        lambda c: c.algorithm.loss not in ("gmpo", "cispo", "sapo"),
-    ),
-    ("algorithm.clip_ratio_",): (
-        "a clipped algorithm.loss, such as 'ppo'",
-        lambda c: c.algorithm.loss != "sapo",
-    ),
-    ("algorithm.gamma",): (
-        "an advantage_estimator of tokens ('reinforce_plus_plus', 'gae')",
-        lambda c: c.has_critic or c.algorithm.has_token_rewards,
-    ),
-    ("algorithm.normalize_std",): (
-        "algorithm.advantage_estimator 'grpo'",
-        lambda c: c.algorithm.advantage_estimator == "grpo",
-    ),
-    ("optim.min_learning_rate",): (
-        "a decaying optim.schedule",
-        lambda c: c.optim.schedule != "constant",
-    ),
-    ("algorithm.entropy_coef", "algorithm.kl_", "algorithm.loss", "sampling.temperature")
-    + ("rollout.samples_per_prompt",): ("sft.loss_mask null", lambda c: not c.is_sft),
-}
-
-
-def _check_acting(c: RunConfig, given: Iterable[str]) -> None:
-    "Raise `ConfigError` for a given key that differs from its default and does not act"
-    keys = {
-        key for key in key_table() for name in given if f"{name}.".startswith(f"{key}.")
-    }
-    values = dict(c.flat())
-    for prefixes, (condition, acts) in _ACTS.items():
-        for key in sorted(keys):
-            changed = key.startswith(prefixes) and values[key] != key_table()[key].default
-            if changed and not acts(c):
-                raise ConfigError(
-                    f"{key} is {values[key]!r} without {condition}, and has no effect",
-                    f"Set {condition}, or leave {key} out.",
-                )
-
 # %% ../nbs/01_config.ipynb #9fe60b81
+def _has_token_advantages(c: RunConfig) -> bool:
+    "Whether the tokens of a response have different advantages"
+    a = c.algorithm
+    differ = a.has_token_rewards and (a.kl_in_reward or a.gamma < 1)
+    return bool(c.has_critic or c.teachers or differ)
+
+
 # condition, in words and as a test -> the values that it requires, and why
 _Required = tuple[str, Callable[["RunConfig"], Any], Mapping[str, Any], str]
 _REQUIRED: tuple[_Required, ...] = (
-    (
-        "sft.loss_mask",
-        lambda c: c.is_sft,
-        {
-            "placement.mode": "colocate",
-            "rollout.environment": None,
-            "rollout.routing_replay": False,
-            "train.global_batch_size": None,
-            "algorithm.use_reference": False,
-            "algorithm.advantage_estimator": "grpo",
-            "distill.teacher": None,
-            "distill.by_source": {},
-            "reward_model.path": None,
-        },
-        "SFT trains on whole conversations, without engines and rewards",
-    ),
-    (
-        "rollout.engine 'transformers'",
-        lambda c: c.rollout.engine == "transformers",
-        {"rollout.devices_per_engine": 1},
-        "This engine runs on one device",
-    ),
     (
         "gated delta nets on vLLM's CPU build",
         lambda c: c.has_tiny_vllm and c.model.tiny.is_hybrid,
@@ -1644,22 +1818,12 @@ _REQUIRED: tuple[_Required, ...] = (
         {"train.layout": "auto"},
         "Context parallelism splits packed rows",
     ),
-)
-
-# %% ../nbs/01_config.ipynb #09c05779
-_REQUIRED += (
     (
         "lora.rank",
         lambda c: c.lora.rank,
         {"parallel.pipeline": 1},
         "A checkpoint names the layers of an adapter within their stage, so those of two stages "
         "would be mixed up",
-    ),
-    (
-        "lora.slots 1",
-        lambda c: c.lora.slots == 1,
-        {"lora.batch_tenants": False},
-        "There is one tenant",
     ),
     (
         "'vision' in lora.targets",
@@ -1685,73 +1849,11 @@ _REQUIRED += (
         {"algorithm.dynamic_sampling_attempts": 1},
         "Dynamic sampling of a colocated run needs every group",
     ),
-)
-
-# %% ../nbs/01_config.ipynb #db855083
-def _has_token_advantages(c: RunConfig) -> bool:
-    "Whether the tokens of a response have different advantages"
-    a = c.algorithm
-    differ = a.has_token_rewards and (a.kl_in_reward or a.gamma < 1)
-    return bool(c.has_critic or c.teachers or differ)
-
-
-_REQUIRED += (
-    (
-        "algorithm.advantage_estimator 'gdpo'",
-        lambda c: c.algorithm.advantage_estimator == "gdpo",
-        {
-            "algorithm.whiten": False,
-            "algorithm.kl_in_reward": 0.0,
-            "algorithm.overlong_buffer_share": 0.0,
-            "algorithm.dynamic_sampling_attempts": 1,
-        },
-        "GDPO normalizes the score of each scorer, and all of them over the batch",
-    ),
-    (
-        "algorithm.advantage_estimator 'gae'",
-        lambda c: c.has_critic,
-        {
-            "distill.teacher": None,
-            "distill.by_source": {},
-            "algorithm.dynamic_sampling_attempts": 1,
-        },
-        "PPO has no teacher, and its critic learns from groups with equal rewards, too",
-    ),
-    (
-        "algorithm.advantage_estimator 'reinforce_plus_plus'",
-        lambda c: c.algorithm.advantage_estimator == "reinforce_plus_plus",
-        {"algorithm.dynamic_sampling_attempts": 1},
-        "It does not compare inside groups, so groups with equal rewards have a gradient, too",
-    ),
-    (
-        "an advantage_estimator of REINFORCE++",
-        lambda c: c.algorithm.has_token_rewards,
-        {"algorithm.whiten": True},
-        "Its paper normalizes over the batch",
-    ),
     (
         "an advantage for each token (a critic, a teacher, or REINFORCE++ with kl_in_reward or gamma)",
         lambda c: c.algorithm.loss in ("gspo", "gmpo") and _has_token_advantages(c),
         {"algorithm.loss": "ppo"},
         "GSPO and GMPO have one ratio and one advantage for a response",
-    ),
-    (
-        "algorithm.kl_loss_coef",
-        lambda c: c.algorithm.kl_loss_coef,
-        {"algorithm.use_reference": True, "algorithm.kl_in_reward": 0.0},
-        "The KL is that to the reference, and is penalized once",
-    ),
-    (
-        "algorithm.kl_in_reward",
-        lambda c: c.algorithm.kl_in_reward,
-        {"algorithm.use_reference": True},
-        "The KL is that to the reference",
-    ),
-    (
-        "algorithm.rollout_is",
-        lambda c: c.algorithm.rollout_is != "none",
-        {"algorithm.old_logprob_source": "trainer"},
-        "With 'rollout' the clip already compares with the engine's log-probs",
     ),
 )
 
@@ -1759,7 +1861,7 @@ _REQUIRED += (
 def _require(c: RunConfig, condition: str, required: Mapping[str, Any], why: str) -> None:
     values = dict(c.flat())
     for key, wanted in required.items():
-        if values[key] != wanted:
+        if values.get(key, wanted) != wanted:
             raise ConfigError(
                 f"{key} is {values[key]!r} with {condition}",
                 f"{why}: set {key} to {json.dumps(wanted)}.",
@@ -1800,7 +1902,7 @@ def _check_devices(c: RunConfig) -> None:
         )
     check_parallel(c.parallel, devices)
 
-# %% ../nbs/01_config.ipynb #654ac0ab
+
 # remedy for a mixture of experts on vLLM's CPU build
 EXPERTS_ON_CPU = (
     "On a CPU vLLM does not repack experts after a weight update, and computes wrong responses: "
@@ -1843,11 +1945,16 @@ def _check_weight_update(c: RunConfig) -> None:
                 f"placement.transfer_backend is 'ipc': {why}",
                 "Set placement.transfer_backend to auto.",
             )
+    if c.lora.weight_update == "adapter" and why_merged(c):
+        raise ConfigError(
+            f"lora.weight_update is 'adapter': {why_merged(c)}",
+            "Set it to 'auto' or 'merged'.",
+        )
 
-# %% ../nbs/01_config.ipynb #0a77e735
+
 def _check_staleness(c: RunConfig) -> None:
     r = c.rollout
-    if c.placement.mode == "split" and r.depth > r.max_staleness:
+    if r.depth > r.max_staleness:
         raise ConfigError(
             f"rollout.depth is {r.depth} with rollout.max_staleness {r.max_staleness}",
             "The loop would have to discard stale rollouts: make depth at most max_staleness.",
@@ -1867,92 +1974,12 @@ def _check_scorers(c: RunConfig) -> None:
             "Penalize length once.",
         )
 
-# %% ../nbs/01_config.ipynb #f99358ae
-# rejected argument of vllm.LLM -> remedy
-ENGINE_ARGS_OF_THE_LOOP = {
-    "model": "Set model.path.",
-    "tokenizer": "Leave it out: it is the model's own.",
-    "trust_remote_code": "Leave it out: code of a model folder is never executed.",
-    "dtype": "Set model.dtype.",
-    "quantization": "Leave it out: the engine holds the trainer's weights, and each update compares them.",
-    "load_format": "Leave it out: the first weights come from the model folder or the first update.",
-    "max_model_len": "Set data.max_prompt_tokens and sampling.max_response_tokens.",
-    "enforce_eager": "Set rollout.graphs.",
-    "logprobs_mode": "Leave it out: the loss needs log-probs of the distribution that was sampled from.",
-    "seed": "Leave it out: requests have seeds of their own, from the run's.",
-    "enable_sleep_mode": "Leave it out: it is on wherever the platform can sleep.",
-    "tensor_parallel_size": "Set rollout.devices_per_engine.",
-    "pipeline_parallel_size": "Set rollout.devices_per_engine: an engine is split by tensor parallelism.",
-    "data_parallel_size": "Leave it out: each engine is one replica.",
-    "enable_expert_parallel": "Leave it out: an engine splits its experts by tensor parallelism.",
-    "enable_return_routed_experts": "Set rollout.routing_replay.",
-    "distributed_executor_backend": "Leave it out: the ranks of an engine are processes of the run.",
-    "gpu_memory_utilization": "Set rollout.memory_utilization.",
-    "kv_cache_memory_bytes": "Set rollout.memory_utilization: the plan derives the cache from it.",
-    "weight_transfer_config": "Set rollout.weight_update_method.",
-    "enable_lora": "Set lora.rank.",
-    "max_loras": "Set lora.slots.",
-    "max_lora_rank": "Set lora.rank.",
-    "lora_target_modules": "Set lora.targets.",
-    "async_scheduling": "Leave it out: a step under way would mix weights of two versions.",
-}
-
-# %% ../nbs/01_config.ipynb #2452ed39
-# rejected field of Megatron's TransformerConfig -> remedy
-MEGATRON_ARGS_OF_THE_RUN = {
-    **dict.fromkeys(
-        (
-            "num_layers",
-            "hidden_size",
-            "ffn_hidden_size",
-            "num_attention_heads",
-            "num_query_groups",
-            "kv_channels",
-        ),
-        "Leave it out: the architecture is read from model.path.",
-    ),
-    **dict.fromkeys(("params_dtype", "bf16", "fp16"), "Set model.dtype."),
-    "tensor_model_parallel_size": "Set parallel.tensor.",
-    "sequence_parallel": "Leave it out: it is on with parallel.tensor above 1.",
-    "pipeline_model_parallel_size": "Set parallel.pipeline.",
-    **dict.fromkeys(
-        (
-            "virtual_pipeline_model_parallel_size",
-            "num_layers_in_first_pipeline_stage",
-            "num_layers_in_last_pipeline_stage",
-            "pipeline_model_parallel_layout",
-        ),
-        "Leave it out: the schedule is 1F1B over stages of equally many layers.",
-    ),
-    "context_parallel_size": "Set parallel.context.",
-    "cp_comm_type": "Set parallel.context_algorithm.",
-    "expert_model_parallel_size": "Set parallel.expert.",
-    "expert_tensor_parallel_size": "Leave it out: an expert is split by parallel.tensor without EP.",
-    "moe_enable_routing_replay": "Set rollout.routing_replay.",
-    "recompute_granularity": "Set model.recompute.",
-    **dict.fromkeys(
-        ("attention_dropout", "hidden_dropout"),
-        "Leave it out: two passes over the same weights must give the same log-probs.",
-    ),
-    "calculate_per_token_loss": "Leave it out: the loss divides by counts of the whole optimizer step.",
-    **dict.fromkeys(
-        ("moe_aux_loss_coeff", "moe_z_loss_coeff"),
-        "Leave it out: Megatron multiplies this loss by tokens, and expects the division "
-        "by all tokens afterwards; here losses are divided before.",
-    ),
-    **dict.fromkeys(
-        ("apply_rope_fusion", "bias_activation_fusion"), "Set model.fused_kernels."
-    ),
-}
-
 # %% ../nbs/01_config.ipynb #3bc508dd
 def _check_engine_args(c: RunConfig) -> None:
     given = c.rollout.engine_args
     for name, value in given.items():
-        if name in ENGINE_ARGS_OF_THE_LOOP:
-            raise ConfigError(
-                f"rollout.engine_args.{name} is {value!r}", ENGINE_ARGS_OF_THE_LOOP[name]
-            )
+        if remedy := NAMES["engine_args"].get(name):
+            raise ConfigError(f"rollout.engine_args.{name} is {value!r}", remedy)
     compilation = given.get("compilation_config", {})
     if not isinstance(compilation, dict):
         compilation = {"mode": compilation}
@@ -1974,10 +2001,8 @@ def _check_engine_args(c: RunConfig) -> None:
 
 def _check_megatron_args(c: RunConfig) -> None:
     for name, value in c.train.megatron_args.items():
-        if name in MEGATRON_ARGS_OF_THE_RUN:
-            raise ConfigError(
-                f"train.megatron_args.{name} is {value!r}", MEGATRON_ARGS_OF_THE_RUN[name]
-            )
+        if remedy := NAMES["megatron_args"].get(name):
+            raise ConfigError(f"train.megatron_args.{name} is {value!r}", remedy)
         if name.startswith("recompute_") and c.model.recompute == "none":
             raise ConfigError(
                 f"train.megatron_args.{name} is {value!r} with model.recompute 'none'",
@@ -1994,7 +2019,7 @@ def check_argument_names(key: str, given: Iterable[str], known: Iterable[str]) -
             remedy = f"Did you mean {near[0]!r}?" if near else "Check the name."
             raise ConfigError(f"{key}.{name} is unknown to the installed package", remedy)
 
-# %% ../nbs/01_config.ipynb #288e0e81
+
 def _check_batches(c: RunConfig) -> None:
     if c.global_batch_size % c.data_parallel:
         raise ConfigError(
@@ -2032,10 +2057,6 @@ def _check_loss(c: RunConfig) -> None:
             f"and a global batch of {c.global_batch_size}",
             "Make train.global_batch_size a multiple of samples_per_prompt.",
         )
-
-# %% ../nbs/01_config.ipynb #f282bc39
-def _check_rollout_is(c: RunConfig) -> None:
-    a = c.algorithm
     if not a.rollout_is_threshold_lower <= 1 <= a.rollout_is_threshold:
         raise ConfigError(
             f"algorithm.rollout_is_threshold_lower is {a.rollout_is_threshold_lower}, "
@@ -2043,7 +2064,7 @@ def _check_rollout_is(c: RunConfig) -> None:
             "Make them an interval that holds 1.",
         )
 
-# %% ../nbs/01_config.ipynb #dd5d7542
+
 def check_schedule(optim: OptimConfig, num_steps: int) -> None:
     "Raise `ConfigError` for an invalid schedule of `num_steps` optimizer steps"
     if optim.warmup_steps >= num_steps:
@@ -2092,21 +2113,7 @@ def check_experts(
                 f"Make parallel.{name} a divisor of that.",
             )
 
-# %% ../nbs/01_config.ipynb #ce6a38e6
-def _check_tiny(c: RunConfig) -> None:
-    t = c.model.tiny
-    if c.model.path is not None:
-        return
-    tp = c.parallel.tensor
-    if t.num_kv_heads % tp:
-        raise ConfigError(
-            f"model.tiny has {t.num_kv_heads} key/value heads, parallel.tensor is {tp}",
-            "Set model.tiny.num_kv_heads to a multiple of parallel.tensor.",
-        )
-    experts = t.num_experts if t.is_mixture else 0
-    check_experts(c.parallel, experts, t.ffn_size, f"a tiny {t.family}")
 
-# %% ../nbs/01_config.ipynb #dac62b7e
 def check_context(
     parallel: ParallelConfig,
     kv_heads: int,  # key/value heads of a layer
@@ -2141,14 +2148,6 @@ def check_context(
             "to ring.",
         )
 
-
-def _check_context(c: RunConfig) -> None:
-    t = c.model.tiny
-    if c.model.path is None:
-        name = f"a tiny {t.family}"
-        delta_heads = t.num_kv_heads if t.is_hybrid else 0
-        check_context(c.parallel, t.num_kv_heads, delta_heads, t.has_vision_tower, name)
-
 # %% ../nbs/01_config.ipynb #54f01437
 def check_pipeline(
     parallel: ParallelConfig,
@@ -2171,14 +2170,6 @@ def check_pipeline(
         )
 
 
-def _check_stages(c: RunConfig) -> None:
-    t = c.model.tiny
-    if c.model.path is None:
-        # deepstack's two layers, or a gated delta net in each stage
-        least = 2 if t.has_vision_tower else 1
-        check_pipeline(c.parallel, t.num_layers, f"a tiny {t.family}", least)
-
-# %% ../nbs/01_config.ipynb #4d594da4
 def check_expert_adapters(
     lora: LoraConfig,
     model: str,  # its name in messages: a mixture of experts
@@ -2193,17 +2184,22 @@ def check_expert_adapters(
             )
 
 
-def _check_lora(c: RunConfig) -> None:
-    if c.lora.weight_update == "adapter" and why_merged(c):
-        raise ConfigError(
-            f"lora.weight_update is 'adapter': {why_merged(c)}",
-            "Set it to 'auto' or 'merged'.",
-        )
-    t = c.model.tiny
-    if c.model.path is not None or not c.lora.rank:
+def _check_tiny(c: RunConfig) -> None:
+    t, name, tp = c.model.tiny, f"a tiny {c.model.tiny.family}", c.parallel.tensor
+    if c.model.path is not None:
         return
-    if t.is_mixture:
-        check_expert_adapters(c.lora, f"a tiny {t.family}")
+    if t.num_kv_heads % tp:
+        raise ConfigError(
+            f"model.tiny has {t.num_kv_heads} key/value heads, parallel.tensor is {tp}",
+            "Set model.tiny.num_kv_heads to a multiple of parallel.tensor.",
+        )
+    check_experts(c.parallel, t.num_experts if t.is_mixture else 0, t.ffn_size, name)
+    delta_heads = t.num_kv_heads if t.is_hybrid else 0
+    check_context(c.parallel, t.num_kv_heads, delta_heads, t.has_vision_tower, name)
+    # deepstack's two layers, or a gated delta net in each stage
+    check_pipeline(c.parallel, t.num_layers, name, 2 if t.has_vision_tower else 1)
+    if c.lora.rank and t.is_mixture:
+        check_expert_adapters(c.lora, name)
     has = {"vision": t.has_vision_tower, "in_proj": t.is_hybrid, "out_proj": t.is_hybrid}
     for target in c.lora.targets:
         if not has.get(target, True):
@@ -2222,7 +2218,7 @@ def tenant_config(
     config = override(shared, overrides)
     was = dict(shared.flat())
     for key, value in config.flat():
-        if value != was[key] and key_table()[key].shared:
+        if value != was.get(key, value) and key_table()[key].shared:
             raise ConfigError(
                 f"{key} is {value!r} for a tenant, the others have {was[key]!r}",
                 "Set it for all tenants.",
@@ -2234,7 +2230,7 @@ def tenant_config(
     check_tenants(config)
     return config
 
-# %% ../nbs/01_config.ipynb #cfcfd133
+
 def check_tenants(config: RunConfig) -> None:
     "Raise `ConfigError` for settings that several tenants cannot share"
     required = {
@@ -2274,26 +2270,6 @@ def _check_tenants(c: RunConfig) -> None:
     _ = c.of_tenants  # their own values are checked
 
 # %% ../nbs/01_config.ipynb #df443240
-RUN_NAME_BYTES = 200  # file systems allow 255; sibling files add suffixes
-
-
-def check_run_name(name: str) -> None:
-    "Raise `ConfigError` unless `name` names one visible folder"
-    hidden = not name or name.startswith(".")
-    long = len(name.encode(errors="replace")) > RUN_NAME_BYTES
-    if hidden or "/" in name or not name.isprintable() or long:
-        raise ConfigError(
-            f"output.name is {name!r}",
-            "Give the name of one folder: no '/', no '.' at its start, only printable characters, "
-            f"at most {RUN_NAME_BYTES} bytes.",
-        )
-
-
-def _check_output(c: RunConfig) -> None:
-    if c.output.name is not None:
-        check_run_name(c.output.name)
-
-# %% ../nbs/01_config.ipynb #1496ada7
 _CHECKS = (
     _check_required,
     _check_devices,
@@ -2305,52 +2281,80 @@ _CHECKS = (
     _check_scorers,
     _check_batches,
     _check_loss,
-    _check_rollout_is,
     _check_schedule,
     _check_tiny,
-    _check_context,
-    _check_stages,
-    _check_lora,
     _check_tenants,
-    _check_output,
 )
 
 # %% ../nbs/01_config.ipynb #1f07d156
-def _fields_at(model: type[Config], path: tuple) -> list[str]:
-    "Return the field names of the section at `path`"
-    for part in path:
-        kind = model.model_fields[part].annotation
-        if isinstance(kind, type) and issubclass(kind, Config):
-            model = kind
-    return list(model.model_fields)
+def _not_here(key: str, where: str, given: Any, values: dict) -> tuple[str, str]:
+    "Return (what, remedy) of a key that does not exist with the other values"
+
+    def value_of(word: str) -> Any:
+        tree: Any = values
+        for part in word.split("."):
+            tree = tree.get(part) if isinstance(tree, dict) else None
+        return key_table()[word].default if tree is None else tree
+
+    parts = key_table()[key].only.split(";")
+    missed = [in_words(part) for part in parts if not holds(part, value_of)]
+    what = f"{where} is {given!r}, and exists only {' and '.join(missed)}"
+    return what, "Choose that, or leave it out."
 
 
-def _explain(model: type[Config], error: Any) -> tuple[str, str]:
+def _explain(model: type[Config], error: Any, values: dict) -> tuple[str, str]:
     "Return (what, remedy) of one entry of `ValidationError.errors()`"
     where = ".".join(map(str, error["loc"])) or "the configuration"
     cause = error.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return cause.what, cause.remedy
     if error["type"] == "extra_forbidden":
-        path = error["loc"][:-1]
-        section = ".".join(map(str, path))
-        names = _fields_at(model, path)
-        full = [f"{section}.{name}" if section else name for name in names]
+        key = next((k for k in key_table() if f"{k}.".startswith(f"{where}.")), "")
+        if model is RunConfig and key:
+            return _not_here(key, where, error["input"], values)
+        full = key_table() if model is RunConfig else model.model_fields
         return f"{where} is not a configuration key", nearest(where, full)
     if error["type"] == "missing":
         return f"{where} is missing", "Give it a value."
     return f"{where} is {error['input']!r}", f"{error['msg']}."
 
 # %% ../nbs/01_config.ipynb #48ebcfcd
-_ConfigT = TypeVar("_ConfigT", bound=Config)
+def _drop(tree: dict, path: Sequence[str]) -> None:
+    "Remove a key from a nested dict, and the sections that it leaves empty"
+    name, *rest = path
+    part = tree.get(name)
+    if rest and isinstance(part, dict):
+        _drop(part, rest)
+    if not rest or part == {}:
+        tree.pop(name, None)
 
 
-def build_config(model: type[_ConfigT], values: dict) -> _ConfigT:
+def build_config(
+    model: type[_ConfigT],
+    values: dict,
+    given: Iterable[str]
+    | None = None,  # dotted keys; others that do not exist are left out
+) -> _ConfigT:
     "Build a section or RunConfig; raises `ConfigError` for the first wrong key"
-    try:
-        return model.model_validate(values)
-    except ValidationError as e:
-        raise ConfigError(*_explain(model, e.errors()[0])) from None
+    asked = [f"{key}." for key in given or ()]
+    while True:
+        try:
+            return model.model_validate(values)
+        except ValidationError as e:
+            errors = e.errors()
+        unasked = []
+        # those of one section: the next ones may depend on its words
+        of_first = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
+        for error in of_first if given is not None else ():
+            key = ".".join(map(str, error["loc"])) + "."
+            known = any(f"{name}.".startswith(key) for name in key_table())
+            typed = any(one.startswith(key) or key.startswith(one) for one in asked)
+            if error["type"] == "extra_forbidden" and known and not typed:
+                unasked.append(error["loc"])
+        if not unasked:
+            raise ConfigError(*_explain(model, errors[0], values))
+        for path in unasked:
+            _drop(values, path)
 
 # %% ../nbs/01_config.ipynb #aa5dce07
 def _set(tree: dict, key: str, value: Any) -> None:
@@ -2366,76 +2370,8 @@ def _set(tree: dict, key: str, value: Any) -> None:
         tree = tree[part]
     tree[last] = value
 
-# %% ../nbs/01_config.ipynb #04b279a3
-# key -> its other names in TRL, verl, slime and ms-swift; the how-to page *Migrate* has all of them
-OTHER_NAMES = {
-    "model.path": "hf_checkpoint",
-    "data.prompt_data": "train_dataset train_files dataset",
-    "data.eval_data": "eval_dataset val_files eval_prompt_data val_dataset",
-    "data.max_prompt_tokens": "max_prompt_length rollout_max_prompt_len max_length",
-    "rollout.prompts_per_step": "train_batch_size rollout_batch_size generation_batch_size",
-    "rollout.samples_per_prompt": "num_generations n n_samples_per_prompt",
-    "rollout.eval_every": "eval_steps test_freq eval_interval",
-    "rollout.engine": "use_vllm",
-    "rollout.devices_per_engine": "vllm_tensor_parallel_size rollout_num_gpus_per_engine "
-    "rollout.tensor_model_parallel_size",
-    "rollout.memory_utilization": "vllm_gpu_memory_utilization gpu_memory_utilization "
-    "sglang_mem_fraction_static",
-    "rollout.max_staleness": "staleness_threshold",
-    "sampling.temperature": "rollout_temperature",
-    "sampling.max_response_tokens": "max_completion_length max_response_length "
-    "rollout_max_response_len",
-    "train.global_batch_size": "per_device_train_batch_size gradient_accumulation_steps "
-    "ppo_mini_batch_size",
-    "train.micro_batch_tokens": "ppo_max_token_len_per_gpu max_tokens_per_gpu",
-    "train.save_every": "save_steps save_freq save_interval",
-    "train.keep_last": "save_total_limit max_actor_ckpt_to_keep",
-    "num_steps": "max_steps total_training_steps num_rollout",
-    "seed": "data_loader_seed rollout_seed",
-    "reward.scorers": "reward_funcs reward_weights rm_type custom_rm_path external_plugins",
-    "algorithm.advantage_estimator": "adv_estimator",
-    "algorithm.normalize_std": "scale_rewards norm_adv_by_std_in_grpo "
-    "disable_grpo_std_normalization",
-    "algorithm.dynamic_sampling_attempts": "dynamic_sample dynamic_sampling_filter_path",
-    "algorithm.clip_ratio_low": "epsilon eps_clip",
-    "algorithm.clip_ratio_high": "epsilon_high eps_clip_high",
-    "algorithm.clip_ratio_c": "delta eps_clip_c",
-    "algorithm.use_reference": "use_kl_loss",
-    "algorithm.kl_loss_coef": "beta",
-    "algorithm.kl_in_reward": "use_kl_in_reward kl_coef",
-    "algorithm.loss_agg_mode": "loss_type calculate_per_token_loss",
-    "algorithm.loss": "importance_sampling_level loss_type loss_mode",
-    "algorithm.entropy_coef": "entropy_coeff",
-    "algorithm.mask_truncated": "mask_truncated_completions overlong_filter",
-    "algorithm.rollout_is": "vllm_importance_sampling_correction use_tis "
-    "rollout_importance_sampling_mode",
-    "algorithm.rollout_is_threshold": "vllm_importance_sampling_clip_max tis_clip "
-    "rollout_importance_sampling_threshold",
-    "optim.learning_rate": "lr",
-    "optim.clip_grad": "max_grad_norm",
-    "lora.rank": "peft_config lora_rank",
-    "parallel.tensor": "tensor_model_parallel_size",
-    "parallel.context": "context_parallel_size",
-    "parallel.pipeline": "pipeline_model_parallel_size",
-    "placement.mode": "vllm_mode colocate async_generate",
-    "output.trackers": "report_to logger use_wandb",
-    "output.project": "project_name wandb_project",
-}
 
-# %% ../nbs/01_config.ipynb #1ba07d9d
-_OPEN = (
-    "data.task.",
-    "data.chat_template_kwargs.",
-    "reward.scorers.",
-    "rollout.engine_args.",
-    "rollout.environment_arguments.",
-    "train.megatron_args.",
-    "placement.trainer_env.",
-    "placement.rollout_env.",
-    "tenants.",
-)  # prefixes of mappings whose entries are keys of their own
-# since the last release
-RENAMED = {"reward.right_from": "reward.correct_threshold"}
+RENAMED = NAMES["renamed"]  # since the last release
 
 
 def same_setting(key: str, names: Iterable[str]) -> list[str]:
@@ -2443,11 +2379,11 @@ def same_setting(key: str, names: Iterable[str]) -> list[str]:
 
     Only its end counts: `optim.lr`, `actor_rollout_ref.actor.optim.lr` and `--lr` are equal."""
     written = "." + key.lstrip("-").replace("-", "_")
-    known = list(names)
+    known, others = list(names), NAMES["other_frameworks"]
     other = [
         name
         for name in known
-        if written.endswith(tuple(f".{one}" for one in OTHER_NAMES.get(name, "").split()))
+        if written.endswith(tuple(f".{one}" for one in others.get(name, "").split()))
     ]
     last = written.rpartition(".")[2]
     return other or [name for name in known if name.rpartition(".")[2] == last]
@@ -2474,9 +2410,12 @@ def nearest_key(key: str, names: Iterable[str]) -> str:
 # %% ../nbs/01_config.ipynb #44a1e867
 def _check_key(key: str, config: RunConfig) -> None:
     "Raise `ConfigError` with the nearest name for a key that `config` does not have"
-    known = dict(config.flat())
+    known = key_table()
     is_section = key in type(config).model_fields
-    if key in known or is_section or key.startswith(_OPEN):
+    entry = [
+        k for k in known if key.startswith(f"{k}.") and isinstance(known[k].default, dict)
+    ]
+    if key in known or is_section or entry:
         return
     raise ConfigError(
         f"overrides: {key} is not a configuration key", nearest_key(key, known)
@@ -2486,18 +2425,18 @@ def _check_key(key: str, config: RunConfig) -> None:
 def override(
     config: RunConfig,
     overrides: Mapping[str, Any],  # dotted key -> value, e.g. {"optim.clip_grad": 0.5}
+    given: Iterable[str] | None = None,  # of them those of a person; None: all
 ) -> RunConfig:
     """Return a copy with new values; raises `ConfigError` with the nearest name of an unknown key
 
-    A section in `overrides` sets the keys that it names and keeps its others."""
+    A section in `overrides` sets the keys that it names and keeps its others. A key that does not exist
+    with the new values is refused if it is `given`, else left out."""
     tree = config.model_dump()
     overrides = dict(flat_overrides(overrides))
     for key, value in overrides.items():
         _check_key(key, config)
         _set(tree, key, copy.deepcopy(value))  # a later key may set an entry of it
-    changed = build_config(type(config), tree)
-    _check_acting(changed, overrides)
-    return changed
+    return build_config(type(config), tree, overrides if given is None else given)
 
 # %% ../nbs/01_config.ipynb #9f3cecab
 def save_config(config: RunConfig, path: Path | str) -> None:
@@ -2505,16 +2444,6 @@ def save_config(config: RunConfig, path: Path | str) -> None:
     Path(path).write_text(
         json.dumps(config.model_dump(), indent=2, allow_nan=False) + "\n", encoding="utf-8"
     )
-
-
-def _drop(tree: dict, path: Sequence[str]) -> None:
-    "Remove a key from a nested dict, and the sections that it leaves empty"
-    name, *rest = path
-    part = tree.get(name)
-    if rest and isinstance(part, dict):
-        _drop(part, rest)
-    if not rest or part == {}:
-        tree.pop(name, None)
 
 
 def stored_config(values: Any) -> RunConfig:
@@ -2536,7 +2465,7 @@ def stored_config(values: Any) -> RunConfig:
                 k for k in tenant if k in REMOVED_KEYS or k.startswith("warm_start.")
             ]:
                 del tenant[key]
-    return build_config(RunConfig, values)
+    return build_config(RunConfig, values, given=())
 
 
 def load_config(path: Path | str) -> RunConfig:

@@ -18,6 +18,7 @@ import inspect
 import json
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterable
 from contextlib import suppress
@@ -48,15 +49,26 @@ class CookbookError(Exception):
         return printable(f"{self.what}{end} {self.remedy}")
 
 # %% ../nbs/00_errors.ipynb #3676ef0b
-class ConfigError(CookbookError, ValueError):
+class _InputError(CookbookError):
+    "A wrong input: IPython shows the user's own lines and the message"
+
+    def _render_traceback_(self) -> list[str]:
+        paths = sysconfig.get_paths()
+        others = (str(Path(__file__).parent), paths["stdlib"], paths["purelib"])
+        frames = traceback.extract_tb(self.__traceback__)
+        own = [frame for frame in frames if not frame.filename.startswith(others)]
+        return [*traceback.format_list(own), f"{type(self).__name__}: {self}"]
+
+
+class ConfigError(_InputError, ValueError):
     "A configuration value is unknown, has the wrong type, or contradicts another one"
 
 
-class DataError(CookbookError, ValueError):
+class DataError(_InputError, ValueError):
     "A record of a data set is invalid; names the file and the line"
 
 
-class MissingError(CookbookError, FileNotFoundError):
+class MissingError(_InputError, FileNotFoundError):
     "A required file, folder or package is missing"
 
 
@@ -92,7 +104,7 @@ class EngineError(CookbookError, RuntimeError):
     "A rollout engine does not support the operation in its current state"
 
 
-class RunLocked(CookbookError, BlockingIOError):
+class RunLocked(_InputError, BlockingIOError):
     "Another process writes to this run folder"
 
 
@@ -123,7 +135,7 @@ class TenantFailed(CookbookError, RuntimeError):
     "Some tenants of a run failed, the others are complete; names each with its error"
 
 
-class NothingLearned(CookbookError, RuntimeError):
+class NothingLearned(_InputError, RuntimeError):
     "A complete run whose weights did not move, or whose reward did not rise"
 
 # %% ../nbs/00_errors.ipynb #2bf1aa06

@@ -23,8 +23,12 @@ from nbconvert.preprocessors import RegexRemovePreprocessor
 
 ROOT = Path(__file__).resolve().parent.parent
 HAND_WRITTEN = (
+    "algorithms.toml",
+    "expected.toml",
     "model/tiny_models",
+    "names.toml",
     "npu/simulator/csrc",
+    "npu/stack/checks.toml",
     "npu/stack/compatibility.toml",
     "npu/stack/stacks",
     "plan/models.json",

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, nearest
-from ..npu.device import allowed_preload
-from ..npu.role_variables import INTERFACE_VARIABLES, ROLE_VARIABLES
+from ..npu.device import INTERFACE_VARIABLES, ROLE_VARIABLES, allowed_preload
 from ..npu.stack.doctor import is_secret
 
 # %% ../../nbs/cluster/00_environment.ipynb #81e112cb
@@ -52,7 +51,7 @@ PRELOAD_VARIABLES = ("LD_PRELOAD", "LD_AUDIT")
 # Addresses of one machine.
 MACHINE_VARIABLES = ("HCCL_IF_IP", "VLLM_HOST_IP")
 # Read only at the start of a process.
-STARTUP_VARIABLES = ("LD_*", "PYTHONHASHSEED", "MALLOC_*", "ASAN_*", "GOMP_SPINCOUNT")
+STARTUP_VARIABLES = ("LD_*", "PYTHONHASHSEED", "MALLOC_*", "ASAN_*")
 
 # %% ../../nbs/cluster/00_environment.ipynb #d568fdbd
 # patterns of the allow-list that a kind does not get

@@ -34,7 +34,7 @@ from .messages import ToolCall, parse_tool_calls, without_reasoning
 from .rewards import GradingJob, GradingPool
 from .sample import Prompt
 from ..errors import ConfigError, import_own, nearest
-from ..removed import REMOVED_VALUES
+from ..removed import NAMES
 
 # %% ../../nbs/data/12_environments.ipynb #eff74a45
 Messages = Sequence[Mapping[str, Any]]  # each with role and content
@@ -101,7 +101,7 @@ def find_environment(
         remedy = nearest(name, ENVIRONMENTS) + " Write your own as package.module:Class."
         raise ConfigError(
             f"rollout.environment: {name!r} is not an environment",
-            REMOVED_VALUES.get(f"rollout.environment {name}", remedy),
+            NAMES["removed_values"].get(f"rollout.environment {name}", remedy),
         )
     given = dict(arguments or {})
     signature = inspect.signature(kind)

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['NPU', 'CUDA', 'SIMULATE_ENV', 'SIMULATED_DEVICES_ENV', 'AUTOLOAD_ENV', 'ProbeState', 'A3_DEVICE', 'SOCS', 'PORTS',
-           'PRELOAD_ALLOWED', 'DeviceType', 'Probe', 'parse_visible_devices', 'has_package', 'probe_npu',
-           'probe_simulated', 'probe_cuda', 'probe', 'Accelerator', 'accelerator', 'Soc', 'find_soc', 'free_port',
-           'preloaded_libraries', 'allowed_preload', 'import_torch_alone']
+           'PRELOAD_ALLOWED', 'SHIMS_ENV', 'ROLE_VARIABLES', 'DETERMINISTIC', 'SHELL_DECIDES', 'INTERFACE_VARIABLES',
+           'DeviceType', 'Probe', 'parse_visible_devices', 'has_package', 'probe_npu', 'probe_simulated', 'probe_cuda',
+           'probe', 'Accelerator', 'accelerator', 'Soc', 'find_soc', 'free_port', 'preloaded_libraries',
+           'allowed_preload', 'import_torch_alone']
 
 # %% ../../nbs/npu/00_device.ipynb #4736ef91
 import importlib
@@ -372,3 +373,40 @@ def import_torch_alone() -> None:
             del os.environ[AUTOLOAD_ENV]
         else:
             os.environ[AUTOLOAD_ENV] = before
+
+# %% ../../nbs/npu/00_device.ipynb #a92c1319
+# modules of a user's shims, separated by commas; set from the configuration key `shims`
+SHIMS_ENV = "COOKBOOK_NPU_SHIMS"
+# role -> variables
+ROLE_VARIABLES: Mapping[str, Mapping[str, str]] = {
+    "trainer": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+    "rollout": {
+        "VLLM_ASCEND_ENABLE_NZ": "0",
+        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:False",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_AOT_COMPILE": "0",
+        "VLLM_DISABLE_COMPILE_CACHE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    },
+}
+
+# %% ../../nbs/npu/00_device.ipynb #8e0a41b6
+# reproducible sums
+DETERMINISTIC: Mapping[str, str] = {
+    "HCCL_DETERMINISTIC": "true",
+    "LCCL_DETERMINISTIC": "1",
+    "ATB_MATMUL_SHUFFLE_K_ENABLE": "0",
+}
+# workers keep the shell's value
+SHELL_DECIDES = (
+    "HCCL_CONNECT_TIMEOUT",
+    "HCCL_EXEC_TIMEOUT",
+    "HCCL_EVENT_TIMEOUT",
+    "HCCL_DETERMINISTIC",
+    "HCCL_CUMEM_ENABLE",
+    "HCCL_BUFFSIZE",
+    "HCCL_HOST_SOCKET_PORT_RANGE",
+    "HCCL_NPU_SOCKET_PORT_RANGE",
+)
+# network interfaces; names may differ between machines
+INTERFACE_VARIABLES = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")

@@ -5,15 +5,16 @@
 # %% auto #0
 __all__ = ['ELEMENT_BYTES', 'TINY_VOCABULARY', 'HOST_STATE_BYTES', 'PATCHES_PER_TOKEN', 'PIXELS_PER_TOKEN', 'Role',
            'CONTEXT_BYTES', 'COMMUNICATOR_BYTES', 'OTHER_BYTES', 'ALLOCATOR_BYTES', 'GRAPH_FAMILIES', 'SAMPLED_ROWS',
-           'PREFILL_TOKENS', 'HANDLE_RESERVE', 'Component', 'MemoryPhase', 'model_of', 'stages_of', 'largest_stage',
-           'trainer_parameters', 'optimizer_share', 'trainer_state', 'critic_parameters', 'slot_bytes',
-           'adapter_parameters', 'trained_parameters', 'host_optimizer_bytes', 'layer_elements', 'micro_batch',
-           'rank_share', 'activations', 'logits', 'most_image_tokens', 'tower_activations', 'training',
+           'GRAPH_STREAMS', 'GROUP_STREAMS', 'PREFILL_TOKENS', 'HANDLE_RESERVE', 'Component', 'MemoryPhase', 'model_of',
+           'stages_of', 'largest_stage', 'trainer_parameters', 'optimizer_share', 'trainer_state', 'critic_parameters',
+           'slot_bytes', 'adapter_parameters', 'trained_parameters', 'host_optimizer_bytes', 'layer_elements',
+           'micro_batch', 'rank_share', 'activations', 'logits', 'most_image_tokens', 'tower_activations', 'training',
            'critic_training', 'scoring', 'communicators', 'planned_communicator_bytes', 'release_before', 'graph_mode',
-           'pass_bytes', 'device_overhead', 'allocator_cache', 'kv_bytes', 'engine_work', 'kv_cache_bytes',
-           'engine_components', 'cache_tokens', 'capacity_of', 'planned_cache', 'teachers_of', 'sent_bytes',
-           'HandleNeeds', 'planned_backend', 'keeps_frozen', 'engine_keeps_frozen', 'memory_phases', 'check_fits',
-           'largest_part', 'tight_phases', 'host_bytes']
+           'responses_in_flight', 'graphs_of_a_size', 'graph_streams', 'capture_sizes', 'pass_bytes', 'device_overhead',
+           'allocator_cache', 'kv_bytes', 'engine_work', 'kv_cache_bytes', 'engine_components', 'cache_tokens',
+           'capacity_of', 'planned_cache', 'teachers_of', 'sent_bytes', 'HandleNeeds', 'planned_backend',
+           'keeps_frozen', 'engine_keeps_frozen', 'memory_phases', 'check_fits', 'largest_part', 'tight_phases',
+           'host_bytes']
 
 # %% ../../nbs/plan/01_memory.ipynb #4d9b1f95
 import os
@@ -447,16 +448,65 @@ def graph_mode(config: RunConfig) -> tuple[str, str]:
         return "off", "graphs are for vLLM on an NPU"
     family = model_of(config).family
     untested = [family] if family not in GRAPH_FAMILIES else []
-    untested += ["several tenants"] if config.tenants else []
     untested += ["routing replay"] if config.rollout.routing_replay else []
     if release_before(GRAPHS_WITH_SLEEP):
         return "off", "before vllm-ascend 0.23 graphs replayed weights that sleep had freed"
     if untested:
-        return "off", f"no test captures graphs of {', '.join(untested)}"
+        return "off", f"no tested recipe captures graphs of {', '.join(untested)}"
+    if config.tenants:  # tests capture them
+        return "off", "tenants do not compare graphs with eager decoding after an update"
     return "FULL_DECODE_ONLY", "tests replay them after weight updates and sleep"
 
 
 SAMPLED_ROWS = 256  # maximum batch size of vLLM
+GRAPH_STREAMS = 2048 - 248  # of a device for captured graphs; the others stay free
+GROUP_STREAMS = 40  # a communicator takes so many
+
+
+def responses_in_flight(config: RunConfig) -> int:
+    "Return how many responses an engine decodes together at most, in steps and evaluations"
+    r, engines = config.rollout, config.num_engines
+    split = config.placement.mode == "split"
+    prompts = r.prompts_per_step * (r.depth + 1 if split else 1)
+    held_out = config.data.eval_prompts * bool(r.eval_every)
+    both = (
+        -(-prompts // engines) * r.samples_per_prompt,
+        -(-held_out // engines) * r.eval_samples,
+    )
+    return min(
+        sum(both) if split else max(both), r.engine_args.get("max_num_seqs") or SAMPLED_ROWS
+    )
+
+
+def graphs_of_a_size(mode: str, layers: int) -> int:
+    "Return how many graphs vllm-ascend captures of a batch size: a whole one, pieces, or both"
+    return {"FULL_DECODE_ONLY": 1, "PIECEWISE": layers + 1}.get(mode, layers + 2)
+
+
+def graph_streams(config: RunConfig) -> tuple[int, int]:
+    "Return the streams that the graphs of a batch size take, and those that an engine has for graphs"
+    graphs = graphs_of_a_size(graph_mode(config)[0], model_of(config).layers)
+    groups = communicators(config)[1]
+    return graphs * (1 + 2 * groups), GRAPH_STREAMS - GROUP_STREAMS * groups
+
+
+def capture_sizes(config: RunConfig) -> list[int]:
+    """Return the batch sizes of captured graphs: those of `rollout.engine_args`, else up to the
+    responses in flight with at most a third of padding, as many as the device has streams for"""
+    if graph_mode(config)[0] == "off":
+        return []
+    compilation = config.rollout.engine_args.get("compilation_config") or {}
+    if given := compilation.get("cudagraph_capture_sizes"):
+        return sorted(given)
+    most = responses_in_flight(config)
+    sizes = [2**n for n in range(most.bit_length())]
+    sizes += [size + size // 2 for size in sizes[1:]]
+    sizes = sorted({size for size in sizes if size < most} | {most})
+    each, limit = graph_streams(config)
+    fit = limit // each
+    if len(sizes) > fit:
+        sizes = [sizes[round(i * (len(sizes) - 1) / (fit - 1))] for i in range(fit)]
+    return sizes
 
 
 def pass_bytes(d: Dimensions, config: RunConfig, tokens: int) -> int:
@@ -468,10 +518,10 @@ def pass_bytes(d: Dimensions, config: RunConfig, tokens: int) -> int:
 
 def _graph_pool(config: RunConfig, role: Role | None) -> list[Component]:
     "Return the activations of the largest captured batch, which never sleep"
-    if role == "trainer" or graph_mode(config)[0] == "off":
+    sizes = capture_sizes(config)
+    if role == "trainer" or not sizes:
         return []
-    rows = config.rollout.engine_args.get("max_num_seqs") or SAMPLED_ROWS
-    pool = pass_bytes(model_of(config), config, rows)
+    pool = pass_bytes(model_of(config), config, sizes[-1])
     return [Component("captured graphs", pool, ("rollout.graphs",))]
 
 

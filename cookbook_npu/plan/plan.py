@@ -30,11 +30,13 @@ from ..plan.memory import (
     MemoryPhase,
     cache_tokens,
     capacity_of,
+    capture_sizes,
     check_fits,
     critic_parameters,
     device_overhead,
     engine_keeps_frozen,
     graph_mode,
+    graph_streams,
     host_optimizer_bytes,
     keeps_frozen,
     largest_stage,
@@ -289,7 +291,15 @@ def _graphs(config: RunConfig) -> tuple[str, str]:
     if mode == "off":
         return "graphs", f"eager: {why}"
     pool = next(c for c in device_overhead(config) if c.name == "captured graphs")
-    return "graphs", f"{mode}: {why}; their {pool.nbytes / 2**20:.0f} MiB do not sleep"
+    sizes, (each, limit) = capture_sizes(config), graph_streams(config)
+    taken = len(sizes) * each
+    text = (
+        f"{mode}: {why}; {counted(len(sizes), 'batch size')} of {sizes[0]} to {sizes[-1]} responses: "
+        f"{taken:,} of {limit:,} streams and {pool.nbytes / 2**20:.0f} MiB, which do not sleep"
+    )
+    if taken > limit:
+        text += ": a capture may end in error 207008, give fewer cudagraph_capture_sizes"
+    return "graphs", text
 
 
 def _ahead(config: RunConfig) -> tuple[str, str]:

@@ -16,16 +16,23 @@ from typing import Any, Literal
 from ..cluster.environment import environment_lines, worker_env
 from ..config import RunConfig
 from ..errors import ConfigError
-from ..npu.device import NPU, allowed_preload
-from ..npu.role_variables import (
+from ..npu.device import (
     DETERMINISTIC,
+    NPU,
     ROLE_VARIABLES,
     SHELL_DECIDES,
     SHIMS_ENV,
+    allowed_preload,
 )
 from ..npu.stack.doctor import is_secret
 from .dimensions import Dimensions
-from .memory import capacity_of, graph_mode, model_of, planned_cache
+from ..plan.memory import (
+    capacity_of,
+    capture_sizes,
+    graph_mode,
+    model_of,
+    planned_cache,
+)
 
 # %% ../../nbs/plan/03_roles.ipynb #5a20eb91
 RunRole = Literal["trainer", "rollout"]
@@ -245,5 +252,6 @@ def vllm_arguments(config: RunConfig, soc: str = "Ascend910B1") -> dict[str, Any
         load_weights=False,  # the first update brings them
         lora=config.lora if config.sends_adapter else None,
         graphs=graph_mode(config)[0],
+        capture_sizes=capture_sizes(config),
         **run_arguments(config),
     )

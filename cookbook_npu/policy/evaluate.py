@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config import JudgeConfig, RolloutConfig, RunConfig, override
+from ..config import RunConfig, override
 from ..data.images import sample_images
 from ..data.inputs import Inputs, read_inputs
 from ..data.rewards import check_prompts, eval_metrics
@@ -65,6 +65,13 @@ class EvalSettings:
 ALL_PROMPTS = 1_000_000_000  # more than any file has
 
 
+def _with_engine(config: RunConfig) -> RunConfig:
+    "Return the configuration with the engine of its scale, where training had none"
+    engine = config.target.settings["rollout.engine"]
+    sampled = {"sft.loss_mask": None, "rollout.engine": engine}
+    return override(config, sampled) if config.is_sft else config
+
+
 def eval_config(config: RunConfig, settings: EvalSettings) -> RunConfig:
     "Return the configuration of an evaluation; raises `ConfigError` for repeated greedy samples"
     keys: dict[str, Any] = {
@@ -83,8 +90,8 @@ def eval_config(config: RunConfig, settings: EvalSettings) -> RunConfig:
             data["data.task"] = {}  # arguments of another task do not apply
     elif settings.data is not None:
         data = {"data.eval_data": settings.data, "data.eval_prompts": ALL_PROMPTS}
-    alone = {"rollout.devices_per_engine": 1, "sft.loss_mask": None}
-    config = override(config, alone | data | changed)
+    alone = {"rollout.devices_per_engine": 1}
+    config = override(_with_engine(config), alone | data | changed, data | changed)
     if config.eval_sampling.temperature == 0 and config.rollout.eval_samples > 1:
         raise ConfigError(
             f"{config.rollout.eval_samples} samples of each prompt at temperature 0",
@@ -143,7 +150,7 @@ def sample_answers(
         group, reason = next(iter(failures.items()))
         raise EnvironmentFault(
             f"the environments of all {len(failures)} prompts failed; {group}: {reason}",
-            "Correct rollout.environment, or raise rollout.environment_timeout_s.",
+            "Correct rollout.environment, or raise faults.hang_timeout_s.",
         )
     return samples, failures
 
@@ -333,13 +340,10 @@ _ASKED = {
     "data.label_key": None,
     "data.metadata_keys": (),
     "rollout.environment": None,
-    "rollout.environment_arguments": {},
-    "rollout.max_turns": RolloutConfig().max_turns,
     "reward.scorers": {"exact": 1.0},
     "reward.by_source": {},
     "reward.arguments": {},
     "reward.correct_threshold": {},
-    "reward.judge": JudgeConfig().model_dump(),
 }
 
 
@@ -350,8 +354,8 @@ def _answer_here(given: Mapping[str, Any]) -> list[tuple[str, str, str, list[str
     settings = {"samples": 1, "temperature": 0.0, "max_tokens": given["max_tokens"]}
     of_run = run.config()
     if given["data"]:
-        own = {"data.image_key": given["images"], "sft.loss_mask": None}
-        of_run = override(of_run, _ASKED | own)
+        own = {"data.image_key": given["images"]}
+        of_run = override(_with_engine(of_run), _ASKED | own)
         settings["data"] = given["data"]
     else:
         of_run = override(of_run, {"data.eval_prompts": 3})

@@ -7,20 +7,17 @@ __all__ = ['Scores', 'ALGORITHMS', 'compute_advantages', 'compute_gae', 'compute
            'algorithm_overrides']
 
 # %% ../../nbs/rl/07_algorithms.ipynb #99e19a70
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..config import (
-    AlgorithmConfig,
-    RunConfig,
-    build_config,
-    override,
-)
+from ..config import AlgorithmConfig, RunConfig, override
 from ..errors import ConfigError, DataError, import_own, nearest
 from ..rl.advantages import (
     discounted_returns,
@@ -132,7 +129,8 @@ def compute_advantages(
         rows = _token_returns(config, score_B, masks, kl)
     else:
         rows = [w.expand(len(m)) for w, m in zip(score_B, masks, strict=True)]
-    return _whitened(rows, masks) if config.whiten else rows
+    whitens = config.whiten and config.advantage_estimator != "gdpo"
+    return _whitened(rows, masks) if whitens else rows
 
 
 def _needed_kl(
@@ -297,151 +295,9 @@ class Algorithm:
         return f"[{self.paper}](https://arxiv.org/abs/{self.paper})"
 
 # %% ../../nbs/rl/07_algorithms.ipynb #c4e135f3
-ALGORITHMS: dict[str, Algorithm] = {
-    "grpo_clip_higher": Algorithm("GRPO, clip-higher, no KL", "2402.03300", {}),
-    "grpo": Algorithm(
-        "GRPO",
-        "2402.03300",
-        dict(clip_ratio_high=0.2, kl_loss_coef=0.04, kl_loss_type="k3"),
-    ),
-    "dr_grpo": Algorithm(
-        "Dr. GRPO",
-        "2503.20783",
-        dict(
-            normalize_std=False,
-            clip_ratio_high=0.2,
-            loss_agg_mode="seq-mean-token-sum-norm",
-        ),
-    ),
-    "dapo": Algorithm(
-        "DAPO",
-        "2503.14476",
-        dict(
-            loss_agg_mode="token-mean",
-            dynamic_sampling_attempts=5,
-            overlong_buffer_share=0.2,
-        ),
-    ),
-    "rloo": Algorithm(
-        "RLOO",
-        "2402.14740",
-        dict(
-            advantage_estimator="rloo",
-            kl_in_reward=0.05,
-            loss_agg_mode="seq-mean-token-sum-norm",
-        ),
-    ),
-    "reinforce_plus_plus": Algorithm(
-        "REINFORCE++",
-        "2501.03262",
-        dict(
-            advantage_estimator="reinforce_plus_plus",
-            whiten=True,
-            kl_in_reward=0.01,
-            clip_ratio_high=0.2,
-            loss_agg_mode="token-mean",
-        ),
-    ),
-    "reinforce_plus_plus_baseline": Algorithm(
-        "REINFORCE++ baseline",
-        "2501.03262",
-        dict(
-            advantage_estimator="reinforce_plus_plus_baseline",
-            whiten=True,
-            kl_loss_coef=0.01,
-            kl_loss_type="k2",
-            clip_ratio_high=0.2,
-            loss_agg_mode="token-mean",
-        ),
-    ),
-}
-
-# %% ../../nbs/rl/07_algorithms.ipynb #0020066e
-ALGORITHMS |= {
-    "ppo": Algorithm(
-        "PPO, with a critic",
-        "1707.06347",
-        dict(
-            advantage_estimator="gae",
-            whiten=True,
-            clip_ratio_high=0.2,
-            loss_agg_mode="token-mean",
-        ),
-    ),
-    "gspo": Algorithm(
-        "GSPO", "2507.18071", dict(loss="gspo", clip_ratio_low=3e-4, clip_ratio_high=4e-4)
-    ),
-    "cispo": Algorithm(
-        "CISPO",
-        "2506.13585",
-        dict(
-            loss="cispo",
-            clip_ratio_low=1.0,
-            clip_ratio_high=4.0,
-            loss_agg_mode="token-mean",
-        ),
-    ),
-    "dual_clip": Algorithm("Dual-clip PPO loss", "1912.09729", dict(clip_ratio_c=3.0)),
-    "decoupled": Algorithm(
-        "Decoupled PPO loss, TIS", "2110.00641", dict(rollout_is="truncate")
-    ),
-    "mis": Algorithm(
-        "Masked importance sampling, veto",
-        "https://github.com/THUDM/slime/pull/657",
-        dict(
-            rollout_is="mask",
-            rollout_is_level="sequence",
-            rollout_is_threshold=3.0,
-            rollout_is_veto_threshold=1e-4,
-        ),
-    ),
-    "geometric": Algorithm(
-        "Geometric-mean rejection",
-        "https://github.com/THUDM/slime/pull/657",
-        dict(
-            rollout_is="reject",
-            rollout_is_level="geometric",
-            rollout_is_threshold_lower=0.99,
-            rollout_is_threshold=1.01,
-        ),
-    ),
-    "icepop": Algorithm(
-        "IcePop",
-        "2510.18855",
-        dict(rollout_is="mask", rollout_is_threshold_lower=0.5, rollout_is_threshold=5.0),
-    ),
-    "unbiased_kl": Algorithm(
-        "GRPO with unbiased KL",
-        "2512.02556",
-        dict(normalize_std=False, kl_loss_coef=0.04, kl_loss_type="k3", kl_unbiased=True),
-    ),
-}
-
-# %% ../../nbs/rl/07_algorithms.ipynb #8d38c56c
-_DPPO: dict[str, Any] = dict(
-    clip_ratio_c=20.0, old_logprob_source="rollout", rollout_is="none"
-)
-
-ALGORITHMS |= {
-    "gmpo": Algorithm(
-        "GMPO", "2507.20673", dict(loss="gmpo", clip_ratio_low=0.4, clip_ratio_high=0.4)
-    ),
-    "sapo": Algorithm("SAPO", "2511.20347", dict(loss="sapo")),
-    "gdpo": Algorithm(
-        "GDPO, for several rewards",
-        "2601.05242",
-        dict(advantage_estimator="gdpo", whiten=False),
-    ),
-    "dppo_tv": Algorithm(
-        "DPPO, binary total variation",
-        "2602.04879",
-        dict(loss="dppo_tv", clip_ratio_low=0.15, clip_ratio_high=0.15) | _DPPO,
-    ),
-    "dppo_kl": Algorithm(
-        "DPPO, binary KL",
-        "2602.04879",
-        dict(loss="dppo_kl", clip_ratio_low=0.05, clip_ratio_high=0.05) | _DPPO,
-    ),
+_ROWS = resources.files("cookbook_npu") / "algorithms.toml"
+ALGORITHMS: Mapping[str, Algorithm] = {
+    name: Algorithm(**row) for name, row in tomllib.loads(_ROWS.read_text("utf-8")).items()
 }
 
 # %% ../../nbs/rl/07_algorithms.ipynb #7ad1c5dd

@@ -7,10 +7,10 @@ __all__ = ['VllmBuild', 'VLLM_ENVIRONMENT', 'VLLM_CPU_ENVIRONMENT', 'TORCH_COMPA
            'CPU_CACHE_BYTES', 'GREEDY_PROMPTS', 'GREEDY_TOKENS', 'GRAPH_TOLERANCE', 'missing_reason', 'has_cpu_vllm',
            'vllm_build', 'prepare_environment', 'check_companions', 'check_torchvision', 'check_experts_on_cpu',
            'folder_shapes', 'tied_names', 'choose_weight_update_method', 'check_nz_mode', 'check_logprobs_mode',
-           'check_layouts', 'VllmWeights', 'register_unloaded', 'media_limits', 'capture_sizes', 'graph_arguments',
-           'run_arguments', 'llm_arguments', 'engine_settings', 'VllmImages', 'vllm_sampling', 'VllmRequests',
-           'remove_shared_memory', 'name_shared_memory', 'prepare_process', 'ImportedVllm', 'import_vllm',
-           'read_folder', 'VllmEngine', 'graph_fault', 'VllmAdapterEngine']
+           'check_layouts', 'VllmWeights', 'register_unloaded', 'media_limits', 'graph_arguments', 'run_arguments',
+           'llm_arguments', 'engine_settings', 'VllmImages', 'vllm_sampling', 'VllmRequests', 'remove_shared_memory',
+           'name_shared_memory', 'prepare_process', 'ImportedVllm', 'import_vllm', 'read_folder', 'VllmEngine',
+           'graph_fault', 'VllmAdapterEngine']
 
 # %% ../../nbs/rollout/03_vllm.ipynb #d4bdb41a
 import functools
@@ -55,8 +55,7 @@ from ..errors import EngineError, MissingError, WeightUpdateError
 from ..heartbeat import report_progress
 from ..model.folder import longest_sequence, read_weights
 from ..model.lora import adapter_name
-from ..npu.device import probe
-from ..npu.role_variables import ROLE_VARIABLES
+from ..npu.device import ROLE_VARIABLES, probe
 from ..npu.shims import vllm_weights
 from ..npu.shims.memory_saver import expandable_segments
 from ..npu.shims.torchvision_ops import inspect_in_process, install_finder
@@ -373,23 +372,16 @@ def media_limits(max_pixels: int | None) -> dict[str, Any]:
     return {"video": 0, "image": {"count": 999, "width": side, "height": side}}
 
 
-def capture_sizes(sequences: int) -> list[int]:
-    "Return the batch sizes of captured graphs: up to `sequences`, at most a third is padding"
-    sizes = [2**n for n in range(sequences.bit_length())]
-    sizes += [size + size // 2 for size in sizes[1:]]
-    return sorted({size for size in sizes if size < sequences} | {sequences})
-
-
 def graph_arguments(
     graphs: str,  # off, or a mode of vLLM
-    sequences: int,
+    sizes: Sequence[int] = (),  # batches of captured graphs; default: vLLM's own
     compilation_config: Mapping[str, Any] | None = None,  # of rollout.engine_args
 ) -> dict[str, Any]:
     "Return the keywords of vllm.LLM for captured graphs"
     given = dict(compilation_config or {})
     if graphs != "off":
-        sizes = {"cudagraph_capture_sizes": capture_sizes(sequences)}
-        given = sizes | given | {"cudagraph_mode": graphs}
+        own = {"cudagraph_capture_sizes": list(sizes)} if sizes else {}
+        given = own | given | {"cudagraph_mode": graphs}
     return {"enforce_eager": graphs == "off", "compilation_config": given or None}
 
 
@@ -424,11 +416,11 @@ def llm_arguments(
     load_weights: bool = True,  # False: random until the first weight update
     routing_replay: bool = False,  # record the experts of each token
     lora: LoraConfig | None = None,  # weight updates bring an adapter, not the weights
+    capture_sizes: Sequence[int] = (),  # batches of captured graphs; default: vLLM's own
 ) -> dict[str, Any]:
     "Return the keywords of vllm.LLM for a rollout engine"
     executor = "uni" if tensor_parallel == 1 else "external_launcher"
     given = dict(engine_args or {})
-    sequences = given.get("max_num_seqs", max_sequences)
     return {
         "model": model,
         "trust_remote_code": False,
@@ -452,7 +444,7 @@ def llm_arguments(
         **({"enable_return_routed_experts": True} if routing_replay else {}),
         **(lora_arguments(lora) if lora else {}),
         **given,
-        **graph_arguments(graphs, sequences, given.get("compilation_config")),
+        **graph_arguments(graphs, capture_sizes, given.get("compilation_config")),
     }
 
 # %% ../../nbs/rollout/03_vllm.ipynb #1495adef
@@ -729,6 +721,9 @@ class VllmEngine(Engine):
         load_weights: bool = True,  # False: random until the first weight update
         routing_replay: bool = False,  # record the experts of each token
         lora: LoraConfig | None = None,  # weight updates bring an adapter, not the weights
+        capture_sizes: Sequence[
+            int
+        ] = (),  # batches of captured graphs; default: vLLM's own
     ):
         build = prepare_process(Path(hf_path))
         config, tokenizer = read_folder(Path(hf_path))
@@ -759,6 +754,7 @@ class VllmEngine(Engine):
             load_weights=load_weights,
             routing_replay=routing_replay,
             lora=lora,
+            capture_sizes=capture_sizes,
         )
         self._start(vllm, arguments)
         ends = sorted(end_token_ids(hf_path, tokenizer, stop_token_ids))

@@ -286,7 +286,9 @@ def why_not_bitwise(
 def _settings(configs: Sequence[RunConfig]) -> dict[str, tuple[Any, ...]]:
     "Return the settings that influence the numbers and differ"
     flat = [dict(config.flat()) | {"tenants": sorted(config.tenants)} for config in configs]
-    keys = [key for key in flat[0] if key_table()[key].acts]
+    keys = [
+        key for key in dict.fromkeys(k for f in flat for k in f) if key_table()[key].acts
+    ]
     for values, config in zip(flat, configs, strict=True):
         for name, tenant in config.of_tenants.items():
             values |= {f"tenants.{name}.{key}": value for key, value in tenant.flat()}

@@ -651,7 +651,7 @@ class RunFolder:
         place = {f"output.{k}": getattr(was.output, k) for k in _PLACE}
         now = override(config, place)
         old = dict(was.flat())
-        changed = {k: [old[k], value] for k, value in now.flat() if old[k] != value}
+        changed = {k: [old.get(k), v] for k, v in now.flat() if old.get(k, v) != v}
         if not changed:
             return
         values = now.model_dump()

@@ -155,9 +155,9 @@ def _other_settings(config: RunConfig) -> list[str]:
     "The settings that influence the numbers and are not the recipe's own"
     usual = dict(RECIPES[config.recipe](scale=config.scale).flat())
     return [
-        f"{key} is {json.dumps(value)}, was {json.dumps(usual[key])}"
+        f"{key} is {json.dumps(value)}, was {json.dumps(usual.get(key))}"
         for key, value in config.flat()
-        if value != usual[key] and key_table()[key].acts
+        if value != usual.get(key, key_table()[key].default) and key_table()[key].acts
     ]
 
 

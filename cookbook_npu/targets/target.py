@@ -214,7 +214,6 @@ class Cuda(Target):
         "parallel.tensor": 1,
         "placement.devices": 1,
         "rollout.engine": "transformers",
-        "rollout.memory_utilization": 0.35,
     }
 
     def probe(self, environ: Mapping[str, str]) -> Probe:

@@ -172,7 +172,7 @@ def with_moved_inputs(
 
     Raises `ConfigError` for a model or evaluation data whose content has changed."""
     old, new = dict(was.flat()), dict(now.flat())
-    kept = {key: old[key] for key in _INPUTS if old[key] in recorded and new[key]}
+    kept = {key: old[key] for key in _INPUTS if old.get(key) in recorded and new.get(key)}
     present = input_checksums(now, records) if recorded else {}
     moved = {
         key: new[key]
@@ -194,9 +194,11 @@ def with_moved_inputs(
 def _differences(was: RunConfig, now: RunConfig) -> list[str]:
     old = dict(was.flat())
     differ = [
-        f"{key} {old[key]!r} -> {value!r}"
+        f"{key} {old.get(key)!r} -> {value!r}"
         for key, value in now.flat()
-        if old[key] != value and key_table()[key].effect == "metrics" and key != "tenants"
+        if old.get(key, value) != value
+        and key_table()[key].effect == "metrics"
+        and key != "tenants"
     ]
     schedule = now.optim.schedule
     if now.num_steps != was.num_steps and schedule != "constant":

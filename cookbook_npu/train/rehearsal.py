@@ -90,7 +90,7 @@ def varied_reward(text: str, label: Any, metadata: Mapping[str, Any]) -> float:
     return zlib.crc32(text.encode()) % 8 / 7
 
 
-STAND_IN = {"rollout.engine": "transformers", "rollout.devices_per_engine": 1}
+STAND_IN = {"rollout.engine": "transformers"}
 
 
 def rehearsal(config: RunConfig, has_vllm: bool = True) -> RunConfig:
@@ -110,15 +110,12 @@ def rehearsal(config: RunConfig, has_vllm: bool = True) -> RunConfig:
     unable = not has_vllm or family in ("qwen3_moe", "qwen3_5_moe")
     engines = STAND_IN if unable and config.rollout.engine == "vllm" else {}
     # random weights of another seed
-    teacher = {
-        "distill.teacher": "tiny",
-        "distill.by_source": {},
-    }
+    teacher = {"distill.teacher": "tiny", "distill.by_source": {}}
     own = teacher if config.teachers else {}
     if config.is_sft:
         own = {"data.apply_chat_template": True}
     keys = _TINY | _prompts(config, family) | model | engines | own
-    return override(config, keys)
+    return override(config, keys, given=())
 
 # %% ../../nbs/train/16_rehearsal.ipynb #7513c8fd
 @contextmanager

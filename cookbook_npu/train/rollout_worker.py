@@ -17,7 +17,12 @@ from ..config import RunConfig, SamplingConfig
 from ..data.sample import Sample
 from ..errors import RoleError
 from ..npu.device import accelerator
-from ..plan.memory import engine_keeps_frozen, graph_mode, planned_cache
+from ..plan.memory import (
+    capture_sizes,
+    engine_keeps_frozen,
+    graph_mode,
+    planned_cache,
+)
 from ..rollout.engine import Engine, Request, SamplingParams
 from ..weights.broadcast import BroadcastEnd, UpdateGroup, receive_buckets
 from ..weights.manifest import Manifest
@@ -54,6 +59,7 @@ def make_engine(
             load_weights=load_weights,
             lora=lora,
             graphs=graph_mode(config)[0],
+            capture_sizes=capture_sizes(config),
             **run_arguments(config),
         )
     from ..rollout.transformers import TransformersEngine

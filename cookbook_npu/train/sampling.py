@@ -90,8 +90,7 @@ def environment_fault(what: str, group_id: str, failure: CallFailure) -> Environ
     "The error for environments of which too many failed, to be raised"
     return EnvironmentFault(
         f"{what}; {group_id}: {failure.reason}",
-        "Fix rollout.environment, or raise rollout.environment_timeout_s; "
-        "the run can be resumed.",
+        "Fix rollout.environment, or raise faults.hang_timeout_s; the run can be resumed.",
     )
 
 

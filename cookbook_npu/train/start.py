@@ -178,7 +178,7 @@ def start_episodes(inputs: Inputs, hf_path: str | Path) -> EpisodeRunner | None:
             config.data.chat_template_kwargs,
         ),
         rollout.max_turns,
-        rollout.environment_timeout_s,
+        config.faults.hang_timeout_s / 10,  # of one call
         ENVIRONMENT_WORKERS,
         config.data.max_prompt_tokens,
     )

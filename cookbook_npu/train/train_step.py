@@ -388,7 +388,7 @@ class TrainStep:
         With one optimizer step they equal those of the training pass. The first time both are computed,
         and `ppo_kl` compares them."""
         config = self.state.config
-        warming_up = step < config.critic_warmup_steps
+        warming_up = step < config.critic.warmup_steps
         several = len(batch.optimizer_steps) > 1
         return not self.passes_compared or warming_up or several or config.needs_logprobs
 
@@ -403,7 +403,7 @@ class TrainStep:
         span = self.state.tracker.span
         config = self.state.config
         metrics = {}
-        warming_up = step < config.critic_warmup_steps
+        warming_up = step < config.critic.warmup_steps
         if config.has_critic:
             with span("critic_train"):
                 metrics = sum_over_ranks(self.state.trainer.call("critic.train", batch))

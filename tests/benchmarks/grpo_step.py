@@ -160,6 +160,7 @@ def start_ours(task: Task, old_logprobs: str = "rollout") -> Any:
         "parallel.tensor": 1,
         "placement.devices": 1,
         "sampling.max_response_tokens": task["tokens"],
+        "rollout.batch_size": PROMPTS * SAMPLES,  # in one batch, as TRL's
         "algorithm.use_reference": False,
         "model.fused_kernels": True,
         "algorithm.normalize_std": False,

@@ -183,7 +183,7 @@ def test_an_engine_and_then_the_trainer_are_lost(tmp_path):
 
 def strike_anywhere(driver: Driver, victim: str, chance: random.Random) -> None:
     "Kill a process some time after a step, with another still to come"
-    done = f'{{"step": {chance.randrange(STEPS - 1)},'
+    done = f'{{"step": {chance.randrange(1, STEPS - 1)},'
     wait_for(lambda: any(line.startswith(done) for line in driver.lines), driver)
     time.sleep(chance.uniform(0.0, 0.5))
     pid = chance.choice(driver.pids[victim])

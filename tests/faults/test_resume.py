@@ -45,7 +45,7 @@ def driven(folder: Path) -> list[int]:
 
 def anywhere(driver: Driver, chance: random.Random) -> None:
     "Some time after a step, reproducibly chosen, with another still to come"
-    done = f'{{"step": {chance.randrange(STEPS)},'
+    done = f'{{"step": {chance.randrange(1, STEPS)},'
     wait_for(lambda: any(line.startswith(done) for line in driver.lines), driver)
     time.sleep(chance.uniform(0.0, 0.5))
 

@@ -56,7 +56,7 @@ LANES = (
     Lane("packages", 2, "2026-11-29"),
     Lane("schedulers", 1, "2026-11-29"),
     Lane("vllm-runs", 4, "2026-11-29"),
-    Lane("verifiers", 5, NEVER, (*PYTEST, "tests/contrib")),
+    Lane("verifiers", 5, "2026-11-30", (*PYTEST, "tests/contrib")),
     Lane("benchmarks", 3, "2026-11-29"),
     Lane("stacks", 10, NEVER, ("make", "test-stacks")),
     Lane(
@@ -81,11 +81,11 @@ LANES = (
         {"COOKBOOK_KILL_MATRIX": "all"},
     ),
     Lane("upstream", 5, NEVER),
-    Lane("real-model", 6, NEVER),
+    Lane("real-model", 6, "2026-11-29"),
     Lane(
         "tiny-models",
         3,
-        NEVER,
+        "2026-11-30",
         (sys.executable, "tests/helpers/tiny_models.py", "--check", "arithmetic"),
     ),
 )

@@ -18,8 +18,9 @@ from typing import Any
 
 import nbformat
 
-from cookbook_npu.config import RunConfig
+from cookbook_npu.config import RunConfig, key_table
 from cookbook_npu.recipes import RECIPES, Expected
+from cookbook_npu.removed import REMOVED_KEYS
 from cookbook_npu.runs.folder import RunFolder, start_time
 from cookbook_npu.runs.metrics import count_steps, load_metrics, metric_points
 from cookbook_npu.runs.smoke import smoke_config
@@ -68,16 +69,13 @@ def settings(config: RunConfig) -> dict[str, Any]:
 
 
 def changed_settings(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Keys with another value than in the recorded run; a new key may have its default
-
-    The settings of a judge do not act in a run that asks none."""
+    "Keys with another value than in the recorded run; a new key may have its default"
     unset = settings(RunConfig(recipe="any"))
-    asks = "judge" in (now.get("reward.scorers") or {})
+    removed = recorded.keys() - key_table().keys() - REMOVED_KEYS.keys()
     return [
         key
-        for key in sorted(recorded.keys() | now.keys())
-        if (asks or not key.startswith("reward.judge."))
-        and now.get(key, "removed") != recorded.get(key, unset.get(key))
+        for key in sorted(now.keys() | removed)
+        if now.get(key, "removed") != recorded.get(key, unset.get(key))
     ]
 
 

@@ -36,7 +36,6 @@ def shared_config(tensor: int, **settings) -> RunConfig:
     overrides = {
         "placement.devices": tensor,
         "parallel.tensor": tensor,
-        "rollout.devices_per_engine": 1,
         "rollout.prompts_per_step": 2,
         "rollout.samples_per_prompt": 2,
         "num_steps": 8,
@@ -250,7 +249,7 @@ def verbs(folder: str, out: str, rank: int, world_size: int) -> dict:
     found = {}
     for name, each in (
         ("adapters", config),
-        ("whole", override(config, {"lora.rank": 0, "lora.slots": 1})),
+        ("whole", override(config, {"lora.rank": 0})),
     ):
         given = {"config": each, "hf_path": folder}
         trainer = LocalWorkerGroup.create("trainer", TenantTrainer, kwargs=given)

@@ -10,17 +10,9 @@ from pathlib import Path
 import package_index
 import pytest
 
-CHECKOUTS = (  # all that tests ask for
-    "Math-Verify@main",
-    "Megatron-LM@core_v0.15.3",
-    "Megatron-LM@core_v0.16.1",
-    "Megatron-LM@3714d81d",
-    "MindSpeed@core_r0.15.3",
-    "MindSpeed@core_r0.16.0",
-    "MindSpeed@dev",
-    "MindSpeed@fc63de5c",
-    "slime@v0.2.2",
-)
+# all that tests ask for
+CHECKOUTS = """Math-Verify@main Megatron-LM@core_v0.15.3 Megatron-LM@core_v0.16.1 Megatron-LM@3714d81d
+MindSpeed@core_r0.15.3 MindSpeed@core_r0.16.0 MindSpeed@dev MindSpeed@fc63de5c slime@v0.2.2""".split()
 REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see tests/README.md)"
 
 

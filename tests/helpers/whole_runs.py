@@ -25,11 +25,7 @@ HERE = Path(__file__).parent
 more_vllm = pytest.mark.lane("vllm-runs")  # each start of vLLM takes a minute
 STEPS = 6
 # of one rank and one engine: half the processor time of a run
-ONE_DEVICE = {
-    "placement.devices": 1,
-    "parallel.tensor": 1,
-    "rollout.devices_per_engine": 1,
-}
+ONE_DEVICE = {"placement.devices": 1, "parallel.tensor": 1}
 # notice only after a minute that they are alone
 RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 

@@ -14,47 +14,32 @@ from real_stack import environment
 
 MINDSPEED = "MindSpeed@core_r0.16.0"
 # part of the stack -> tests that execute it, by the beginnings of their names
+GRAPHS = "test_graphs_ test_runtime_names test_cann_without"
 EXECUTED = {
-    "engine: conformance suite of Qwen3": (
-        "test_engine_keeps",
-        "test_engine_built",
-        "test_update_equals",
-        "test_stop_tokens",
-    ),
-    "engine: Qwen3.5 (gated delta nets, Triton kernels interpreted)": (
-        "test_engine_of_qwen3_5",
-    ),
-    "engine: Qwen3-VL with pictures": ("test_engine_with_pictures",),
-    "engine: sleep levels 1 and 2, three ways to update weights": ("test_sleep",),
-    "engine: captured graphs after every update and sleep, seeded faults": (
-        "test_graphs_",
-        "test_runtime_names",
-        "test_cann_without",
-    ),
-    "engine: imports in the product's order": ("test_order_of_imports",),
-    "trainer: bfloat16 and float32, equal to the simulated NPU": ("test_trains_like",),
-    "trainer: save and resume at TP1, TP2 and from one into the other": (
-        "test_resumed_run",
-    ),
-    "every recipe: train, save, resume": ("test_recipe_trains",),
-    "SIGTERM and resume": ("test_run_resumes",),
-    "loss of a trainer": ("test_lost_trainer",),
-    "TP2 trainer and engine, weights through device handles": ("test_tensor_parallel",),
-    "RUN lines of the container, without its image": ("test_run_lines",),
-    "doctor on the machine; the simulated NPU of a rehearsal": (
-        "test_doctor",
-        "test_simulated",
-    ),
+    "engine: conformance suite of Qwen3": "test_engine_keeps test_update_eq test_stop_t",
+    "engine: Qwen3.5 (gated delta nets, Triton kernels interpreted)": "test_engine_of_qwen3_5",
+    "engine: Qwen3-VL with pictures": "test_engine_with_pictures",
+    "engine: sleep levels 1 and 2, three ways to update weights": "test_sleep",
+    "engine: captured graphs after every update and sleep, seeded faults": GRAPHS,
+    "engine: imports in the product's order": "test_order_of_imports",
+    "trainer: bfloat16 and float32, equal to the simulated NPU": "test_trains_like",
+    "trainer: save and resume at TP1, TP2 and from one into the other": "test_resumed_run",
+    "every recipe: train, save, resume": "test_recipe_trains",
+    "SIGTERM and resume": "test_run_resumes",
+    "loss of a trainer": "test_lost_trainer",
+    "TP2 trainer and engine, weights through device handles": "test_tensor_parallel",
+    "RUN lines of the container, without its image": "test_run_lines",
+    "doctor on the machine; the simulated NPU of a rehearsal": "test_doctor test_simulated",
 }
 # the same of test_other_stacks.py
 OTHER_STACKS = {
     "vllm-ascend-0.18.0": {
-        "engine: conformance suite of Qwen3": ("test_older_engine",),
-        "engine: sleep levels 1 and 2, two ways to update weights": ("test_older_sleep",),
-        "trainer: steps in bfloat16, save and resume": ("test_older_trainer",),
+        "engine: conformance suite of Qwen3": "test_older_engine",
+        "engine: sleep levels 1 and 2, two ways to update weights": "test_older_sleep",
+        "trainer: steps in bfloat16, save and resume": "test_older_trainer",
     },
     "vllm-ascend-0.26.0rc1": {
-        "engine: six checks of the conformance suite": ("test_newest_engine",),
+        "engine: six checks of the conformance suite": "test_newest_engine"
     },
 }
 NOT_EXECUTED_ELSEWHERE = {
@@ -69,6 +54,10 @@ NOT_EXECUTED = {
 
 
 outcomes: dict[str, str] = {}  # test -> "passed", or why not
+MATRIX = "graphs: "
+matrix: dict[
+    str, str
+] = {}  # case of test_graphs.py, with MATRIX before it -> what it found
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,27 +67,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     "Note what became of each test; under pytest-xdist in the process that starts the others"
     outcomes.setdefault(report.nodeid, "passed")
+    if report.when == "call" and report.passed:
+        matrix.update((k, v) for k, v in report.user_properties if k.startswith(MATRIX))
     if report.outcome != "passed":
         skipped = isinstance(report.longrepr, tuple)  # file, line, reason
         reason = report.longrepr[2] if skipped else getattr(report, "wasxfail", "failed")
         outcomes[report.nodeid] = str(reason)
 
 
-def _rows(
-    executed: dict[str, tuple[str, ...]], missing: dict[str, str], detail: str
-) -> list[dict[str, str]]:
+Texts = dict[str, str]
+
+
+def _rows(executed: Texts, missing: Texts, detail: str) -> list[Texts]:
     rows = []
     for what, tests in executed.items():
-        own = [v for k, v in outcomes.items() if any(f"::{t}" in k for t in tests)]
+        own = [v for k, v in outcomes.items() if any(f"::{t}" in k for t in tests.split())]
         failed = sorted({v for v in own if v != "passed"})
         state = "executed" if "passed" in own and not failed else "not"
-        rows.append(
-            dict(
-                what=what,
-                state=state,
-                detail="; ".join(failed) or (detail if own else "not run"),
-            )
-        )
+        text = "; ".join(failed) or (detail if own else "not run")
+        rows.append(dict(what=what, state=state, detail=text))
     return rows + [dict(what=k, state="not", detail=v) for k, v in missing.items()]
 
 
@@ -112,8 +99,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     target = Path(file)
     known = json.loads(target.read_text()) if target.exists() else {"stacks": {}}
     date = datetime.date.today().isoformat()
+    record = known["stacks"].setdefault(environment.DEFAULT, {"date": date, "rows": []})
+    cells = {r["what"]: r for r in record["rows"] if r["what"].startswith(MATRIX)}
+    for what, found in matrix.items():
+        cells[what] = dict(what=what, state="executed", detail=f"{found} ({date})")
     rows = _rows(EXECUTED, NOT_EXECUTED, detail)
-    known["stacks"][environment.DEFAULT] = {"date": date, "rows": rows}
+    if any(row["detail"] == "not run" for row in rows):  # a part of the lane
+        date = record["date"]
+        rows = [row for row in record["rows"] if row["what"] not in cells]
+    record |= {"date": date, "rows": rows + [cells[what] for what in sorted(cells)]}
+    date = datetime.date.today().isoformat()
     for stack, parts in OTHER_STACKS.items():
         if stack not in os.environ.get("COOKBOOK_STACKS", "").split():
             continue  # keep what an earlier run recorded
@@ -159,14 +154,8 @@ class Stack:
         self, name: str, timeout: float = 600, env: Any = None, **arguments: Any
     ) -> Any:
         "The result of a function of `real_stack.jobs`"
-        python = environment.python(self.name)
-        command = (
-            python,
-            "-m",
-            "real_stack.jobs",
-            name,
-            json.dumps(arguments, default=str),
-        )
+        given = json.dumps(arguments, default=str)
+        command = (environment.python(self.name), "-m", "real_stack.jobs", name, given)
         done = self.run(*command, timeout=timeout, **(env or {}))
         found = re.findall(r"^RESULT (.*)$", done.stdout, re.M)
         assert done.returncode == 0 and found, (done.stdout + done.stderr)[-6000:]

@@ -17,6 +17,11 @@ import pytest
 import yaml
 from places import ROOT
 
+VLLM = (
+    "rollout.devices_per_engine",
+    "rollout.memory_utilization",
+    "rollout.engine_args",
+)
 # one step of it takes seconds where kernels are formulas
 OVERRIDES = {
     "parallel.tensor": 1,
@@ -36,61 +41,41 @@ OVERRIDES = {
     "train.save_every": 1,
 }
 TWO = {"placement.devices": 2}
-DENSE = ("qwen3_4b_colocate", "qwen3", "arithmetic")
-HYBRID = ("qwen3_5_9b_colocate", "qwen3_5")
-# run -> recipe, family, prompts, changes, largest |train - rollout log-prob|
+
+
+def a_run(recipe, family, changes=None, prompts="arithmetic", most=0.02):
+    "Recipe, family, prompts, changes, largest |train - rollout log-prob|"
+    return recipe, family, prompts, changes or {}, most
+
+
+DENSE, HYBRID = ("qwen3_4b_colocate", "qwen3"), ("qwen3_5_9b_colocate", "qwen3_5")
+TENANTS = {"tenants": {"a": {}, "b": {"seed": 1}}}
+SPLIT = {**TWO, "placement.trainer_devices": 1}
+TURNS = {
+    "rollout.environment_arguments": {"compact": True},
+    "sampling.max_response_tokens": 40,  # several turns
+    "train.global_batch_size": None,
+    "optim.schedule": "constant",  # num_steps changes on resume
+}
 RUNS = {
-    "qwen3_4b_colocate": (*DENSE, {}, 0.02),
-    "tp2": (*DENSE, {**TWO, "parallel.tensor": 2}, 0.02),
-    "pp2": (*DENSE, {**TWO, "parallel.pipeline": 2}, 0.02),
-    "cp2": (*DENSE, {**TWO, "parallel.context": 2}, 0.02),
-    "moe": (
-        "qwen3_30b_a3b_grpo",
-        "qwen3_moe",
-        "arithmetic",
-        {**TWO, "parallel.expert": 2},
-        0.02,
+    "qwen3_4b_colocate": a_run(*DENSE),
+    "tp2": a_run(*DENSE, {**TWO, "parallel.tensor": 2}),
+    "pp2": a_run(*DENSE, {**TWO, "parallel.pipeline": 2}),
+    "cp2": a_run(*DENSE, {**TWO, "parallel.context": 2}),
+    "moe": a_run("qwen3_30b_a3b_grpo", "qwen3_moe", {**TWO, "parallel.expert": 2}),
+    "qwen3_4b_multi_lora_grpo": a_run("qwen3_4b_multi_lora_grpo", "qwen3", TENANTS),
+    "qwen3_4b_opd": a_run("qwen3_4b_opd", "qwen3"),
+    "qwen3_4b_sft": a_run(
+        "qwen3_4b_sft", "qwen3", {"data.apply_chat_template": True}, most=0.0
     ),
-    "qwen3_4b_multi_lora_grpo": (
-        "qwen3_4b_multi_lora_grpo",
-        "qwen3",
-        "arithmetic",
-        {"tenants": {"a": {}, "b": {"seed": 1}}, "rollout.engine_args": {}},
-        0.02,
-    ),
-    "qwen3_4b_opd": ("qwen3_4b_opd", "qwen3", "arithmetic", {}, 0.02),
-    "qwen3_4b_sft": (
-        "qwen3_4b_sft",
-        "qwen3",
-        "arithmetic",
-        {"data.apply_chat_template": True},
-        0.0,
-    ),
-    "qwen3_5_9b_colocate": (*HYBRID, "arithmetic", {}, 0.05),
-    "qwen3_5_pictures": (*HYBRID, "geometry", {}, 0.003),
-    "qwen3_5_cp2": (*HYBRID, "arithmetic", {**TWO, "parallel.context": 2}, 0.003),
-    "qwen3_5_9b_async": (
-        "qwen3_5_9b_async",
-        "qwen3_5",
-        "arithmetic",
-        {**TWO, "placement.trainer_devices": 1},
-        0.05,
-    ),
-    "qwen3_vl_8b_grpo": ("qwen3_vl_8b_grpo", "qwen3_vl", "geometry", {}, 0.02),
-    "qwen3_vl_8b_ppo": ("qwen3_vl_8b_ppo", "qwen3_vl", "geometry", {}, 0.02),
-    "smollm2_grpo": ("smollm2_grpo", "qwen3", "arithmetic", {}, 0.02),
-    "wordle_grpo": (
-        "wordle_grpo",
-        "qwen3",
-        "wordle",
-        {
-            "rollout.environment_arguments": {"compact": True},
-            "sampling.max_response_tokens": 40,  # several turns
-            "train.global_batch_size": None,
-            "optim.schedule": "constant",  # num_steps changes on resume
-        },
-        0.02,
-    ),
+    "qwen3_5_9b_colocate": a_run(*HYBRID, most=0.05),
+    "qwen3_5_pictures": a_run(*HYBRID, None, "geometry", 0.003),
+    "qwen3_5_cp2": a_run(*HYBRID, {**TWO, "parallel.context": 2}, most=0.003),
+    "qwen3_5_9b_async": a_run("qwen3_5_9b_async", "qwen3_5", SPLIT, most=0.05),
+    "qwen3_vl_8b_grpo": a_run("qwen3_vl_8b_grpo", "qwen3_vl", None, "geometry"),
+    "qwen3_vl_8b_ppo": a_run("qwen3_vl_8b_ppo", "qwen3_vl", None, "geometry"),
+    "smollm2_grpo": a_run("smollm2_grpo", "qwen3"),
+    "wordle_grpo": a_run("wordle_grpo", "qwen3", TURNS, "wordle"),
 }
 
 
@@ -108,10 +93,16 @@ def parameters(folder: Path, models: Path, run: str, name: str = "run", **change
         "prompts_per_step": 4,
         "samples_per_prompt": 4,
         "learning_rate": 1e-3,
-        "overrides": {**OVERRIDES, **own, **where, **changes},
     }
-    if recipe == "qwen3_4b_sft":  # samples nothing
-        del values["samples_per_prompt"]
+    absent = {
+        "qwen3_4b_sft": ("reward.", "rollout.", "samples_per_prompt"),  # samples nothing
+        "qwen3_4b_multi_lora_grpo": VLLM,
+    }.get(recipe, ())
+    base = {key: value for key, value in OVERRIDES.items() if not key.startswith(absent)}
+    values = {key: value for key, value in values.items() if not key.startswith(absent)}
+    values["overrides"] = {**base, **own, **where, **changes}
+    if recipe == "qwen3_4b_sft":
+        values["overrides"]["rollout.eval_every"] = 0
         values["overrides"]["optim.warmup_steps"] = 0
         values["overrides"]["optim.schedule"] = "constant"  # num_steps changes on resume
     file = folder / f"{name}.yaml"

@@ -96,11 +96,7 @@ print("job", os.environ["COOKBOOK_NPU_JOB"])
 
 # pictures, turns and a critic; all recipes, with their own devices, in a lane
 REHEARSED = {
-    "qwen3_vl_8b_ppo": {
-        "placement.devices": 1,
-        "parallel.tensor": 1,
-        "rollout.devices_per_engine": 1,
-    },
+    "qwen3_vl_8b_ppo": {"placement.devices": 1, "parallel.tensor": 1},
 }
 ALL_DEVICES = "COOKBOOK_REHEARSAL_DEVICES" in os.environ
 

@@ -128,7 +128,8 @@ def test_the_rows_cover_every_pair():
 
 
 def run_config(row: Row, devices: int):
-    tiny = {f"model.tiny.{name}": value for name, value in FAMILIES[row.family]}
+    shape = FAMILIES[row.family].model_dump(exclude_unset=True)
+    tiny = {f"model.tiny.{name}": value for name, value in shape.items()}
     own = {
         **tiny,
         **{f"model.tiny.{name}": value for name, value in SMALL.items()},

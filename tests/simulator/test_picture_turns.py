@@ -209,7 +209,6 @@ def trainer_logprobs(rank: int, world_size: int, root: str) -> dict[int, list[fl
             "sampling.max_response_tokens": 200,
             "data.max_prompt_tokens": 64,
             "algorithm.use_reference": False,
-            "algorithm.kl_loss_coef": 0.0,
         }
     )
     trainer = Trainer(rank, world_size, config, str(folder))

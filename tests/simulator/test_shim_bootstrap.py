@@ -1,8 +1,13 @@
 """`bootstrap` in processes of its own: refusals, the result in each role, shims of your own."""
 
+import os
+import shutil
+import subprocess
+import sys
 import textwrap
 
 import pytest
+from places import PACKAGE
 from ranks import run_ranks
 
 from cookbook_npu.errors import RoleError
@@ -130,3 +135,32 @@ def test_a_shim_of_your_own(check, tmp_path, role):
     env = {"COOKBOOK_NPU_SHIMS": "my_shim", "PYTHONPATH": str(tmp_path)}
     [row] = check(body, dict(role=role), env)
     assert (row["state"], row["detail"]) == ("applied", "dumps writes NaN")
+
+
+ALONE = """
+import importlib, pkgutil, sys
+import cookbook_npu
+from cookbook_npu.npu.shims.bootstrap import bootstrap
+
+bootstrap("trainer")
+import torch
+
+assert torch.ones(3, device="npu").dot(torch.ones(3, device="npu")).item() == 3
+for module in pkgutil.walk_packages(cookbook_npu.__path__, "cookbook_npu."):
+    importlib.import_module(module.name)
+# an installed copy also answers for the modules that are not here
+files = [m.__file__ for name, m in sys.modules.items() if name.startswith("cookbook_npu")]
+print([file for file in files if not file.startswith(cookbook_npu.__path__[0])])
+"""
+
+
+def test_npu_is_a_package_of_its_own_with_the_errors(tmp_path):
+    package = tmp_path / "cookbook_npu"
+    shutil.copytree(PACKAGE / "npu", package / "npu")
+    for file in ("errors.py", "terminal.py"):
+        shutil.copy(PACKAGE / file, package)
+    (package / "__init__.py").touch()
+    env = os.environ | {"PYTHONPATH": str(tmp_path), "COOKBOOK_NPU_SIMULATE": "1"}
+    command = [sys.executable, "-P", "-c", ALONE]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout[-500:] + done.stderr[-2000:]

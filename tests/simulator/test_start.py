@@ -11,8 +11,6 @@ from places import HELPERS
 from cookbook_npu.cluster.ray_cluster import Cluster
 from cookbook_npu.cluster.worker_group import RayWorkerGroup
 
-pytestmark = pytest.mark.lane("devices")
-
 ROLE = f"{HELPERS / 'start_roles.py'}:Role"
 ROLES = {
     "trainer": ["cookbook_npu.train.trainer"],

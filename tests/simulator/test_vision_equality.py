@@ -347,7 +347,6 @@ def check_trainer(rank: int, world_size: int, folder: Path, want: dict) -> dict:
         "data.max_prompt_tokens": 24,
         "train.micro_batch_tokens": 32,
         "algorithm.use_reference": False,
-        "algorithm.kl_loss_coef": 0.0,
         "model.recompute": "full",
         "train.megatron_args": {"recompute_num_layers": 2},
     }

@@ -23,10 +23,6 @@ PAIRS = {
     ZH / "on_910b.md": ROOT / "nbs" / "tutorials" / "on_910b.ipynb",
     ZH / "modelarts.md": ROOT / "nbs" / "tutorials" / "modelarts.ipynb",
     ZH / "grpo_from_scratch.md": ROOT / "nbs" / "tutorials" / "grpo_from_scratch.ipynb",
-    ZH / "where_the_seconds_go.md": ROOT
-    / "nbs"
-    / "tutorials"
-    / "where_the_seconds_go.ipynb",
     ZH / "recipes.md": HOWTO.parent / "recipes" / "index.md",
 }
 # every how-to page that has a translation of the same name

@@ -3,6 +3,7 @@
 import inspect
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 import cookbook_npu
 
@@ -14,7 +15,7 @@ SIGNATURES = {
     "RunConfig": None,  # its keys are the configuration: `cookbook-npu config --all`
     "config_keys": "model=RunConfig, prefix=''",
     "load_config": "path",
-    "override": "config, overrides",
+    "override": "config, overrides, given=None",
     "find_recipe": "name",
     "qwen3_30b_a3b_grpo": PRESET,
     "qwen3_4b_colocate": PRESET,
@@ -46,7 +47,7 @@ SIGNATURES = {
     "kv_cache_bytes=None, max_sequences=256, graphs='off', tensor_parallel=1, "
     "stop_token_ids=(), weight_update_method='auto', request_seeds=True, "
     "simulated_latency=0.0, max_pixels=None, engine_args=None, load_weights=True, "
-    "routing_replay=False, lora=None",
+    "routing_replay=False, lora=None, capture_sizes=()",
     "Trainer": "rank, world_size, config, hf_path",
 }
 VERBS = {
@@ -119,3 +120,11 @@ def test_engines_have_the_same_verbs():
     for verb in VERBS["TransformersEngine"]:
         first, second = (signature(getattr(engine, verb)) for engine in engines)
         assert first == second, verb
+
+
+def test_a_wrong_setting_is_shown_without_the_frames_of_the_package(capsys):
+    cell = "from cookbook_npu import qwen3_4b_colocate as recipe\nrecipe(overrides={'optim.lr': 1})"
+    InteractiveShell().run_cell(cell)
+    shown = capsys.readouterr().out
+    assert "line 2" in shown and "Did you mean 'optim.learning_rate'" in shown, shown
+    assert shown.count("File ") == 1, shown

@@ -238,23 +238,8 @@ ATOMS = [
     *"0123456789+-*/^_!|,.;:=<>()[]{}$%&~#@'\"\\ xyne\n",
     *r"\frac \sqrt \sum_ \int \pi \infty \cup \text{ \left( \right) \cdot \le".split(),
     *r"\boxed{ \begin{ \end{ \pm \circ \% \{ \}".split(),
-    *(
-        "{4}",
-        "{2}{3}",
-        "####",
-        "</think>",
-        "answer is",
-        "pmatrix",
-        "__import__",
-        "lambda:",
-        "eval(",
-        "٤",
-        "４",
-        "\u200b",
-        "\u202e",
-        "½",
-        "\x00",
-    ),
+    *"{4} {2}{3} #### </think> pmatrix __import__ lambda: eval( ٤ ４ ½".split(),
+    *("answer is", "\u200b", "\u202e", "\x00"),
 ]
 soup = st.lists(st.sampled_from(ATOMS), max_size=14).map("".join)
 

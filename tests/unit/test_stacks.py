@@ -308,13 +308,11 @@ def resolve(stubs: Path, arch: str, python: str, *words: str) -> str:
     command = [uv.find_uv_bin(), "pip", "install", "--dry-run", "--no-build"]
     command += ["--python-platform", f"{arch}-manylinux_2_34", "--python-version", python]
     command += ["--target", str(stubs / "nowhere"), "--find-links", str(stubs)]
+    command += ["--default-index", package_index.INDEX]
     command += [
-        "--default-index",
-        package_index.INDEX,
-        "--index-strategy",
-        "unsafe-best-match",
+        *"--index-strategy unsafe-best-match --no-config --no-progress".split(),
+        *words,
     ]
-    command += ["--no-config", "--no-progress", *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stderr
@@ -331,7 +329,7 @@ def resolver_words(line: str, arch: str) -> list[str] | None:
         if word in ("--extra-index-url", "--no-binary"):
             next(
                 rest
-            )  # another index: what it serves is a stub here; vllm is built: so is it
+            )  # what another index serves is a stub here, and so is vllm, which is built
         elif word == "-e":
             extra = re.fullmatch(r"\.\[(\w+)\]", next(rest))
             found += ["-r", "pyproject.toml", "--extra", extra[1]]
@@ -428,9 +426,8 @@ def test_the_part_without_torch_runs_on_python_312(python_312, tmp_path):
     import uv
 
     command = [uv.find_uv_bin(), "pip", "install", "--quiet", "--python", python_312]
-    command += ["--target", str(tmp_path), "--no-config"]
-    command += ["--default-index", package_index.INDEX]
-    command += ["--constraint", str(ROOT / ".constraints.txt")]
+    command += ["--target", str(tmp_path), "--no-config", "--default-index"]
+    command += [package_index.INDEX, "--constraint", str(ROOT / ".constraints.txt")]
     heavy = ("torch", "transformers", "datasets", "math-verify")
     command += [d for d in PROJECT["dependencies"] if Requirement(d).name not in heavy]
     subprocess.run(command, check=True, timeout=300)
@@ -476,18 +473,15 @@ def test_a_comparison_names_what_changed(tmp_path):
     old, new = map(ascend_releases.Release, ("0.23.0", "0.30.0rc2"))
     found = ascend_releases.compare(old, new)
     assert "device_allocator/camem.py: changed CaMemAllocator.sleep\n" in found
-    assert [line[3:] for line in found.splitlines() if line[:2] == "##"] == [
-        *ascend_releases.AREAS
-    ]
+    areas = [line[3:] for line in found.splitlines() if line[:2] == "##"]
+    assert areas == [*ascend_releases.AREAS]
     assert ascend_releases.compare(old, old).count("\n") == 1
     shutil.copytree(old.root, tmp_path / "a")
     changed = ascend_releases.Release("0.23.0")
     changed.root = tmp_path / "a"
     sampler = changed.root / "sample/sampler.py"
     sampler.write_text(sampler.read_text().replace("def greedy_sample(", "def greedy("))
-    line = (
-        "sample/sampler.py: added AscendSampler.greedy; removed AscendSampler.greedy_sample"
-    )
+    line = "sampler.py: added AscendSampler.greedy; removed AscendSampler.greedy_sample"
     assert line in ascend_releases.compare(old, changed)
 
 
@@ -518,21 +512,13 @@ def test_nbdev_3_exports_the_same(tmp_path):
     import uv
 
     tools, copy = tmp_path / "tools", tmp_path / "copy"
-    command = [
-        uv.find_uv_bin(),
-        "pip",
-        "install",
-        "--quiet",
-        "--no-config",
-        "--target",
-        tools,
-    ]
+    command = [uv.find_uv_bin(), *"pip install --quiet --no-config --target".split(), tools]
     command += ["--python", sys.executable, "--default-index", package_index.INDEX]
     subprocess.run([*command, "nbdev==3.3.26"], check=True, timeout=300)
-    files = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True
-    )
-    for name in filter(None, files.stdout.split("\0")):
+    listing = ["git", "ls-files", "-z"]
+    done = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True)
+    names = done.stdout.rstrip("\0").split("\0")
+    for name in names:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, copy / name)
     for module in (copy / "cookbook_npu/rl").glob("[a-z]*.py"):
@@ -543,8 +529,6 @@ def test_nbdev_3_exports_the_same(tmp_path):
             [sys.executable, *program], cwd=copy, env=env, text=True, capture_output=True
         )
         assert done.returncode == 0, done.stderr[-2000:]
-    package = [
-        name for name in files.stdout.split("\0") if name.startswith("cookbook_npu/")
-    ]
+    package = [name for name in names if name.startswith("cookbook_npu/")]
     assert len(package) > 150
     assert not [n for n in package if (copy / n).read_bytes() != (ROOT / n).read_bytes()]

@@ -22,8 +22,13 @@ from typing import Any, Literal, get_args
 
 from ... import npu
 from ...errors import ConfigError, DeviceError, ShimError, import_own, nearest
-from ..device import SIMULATE_ENV, Accelerator, accelerator
-from ..role_variables import ROLE_VARIABLES, SHIMS_ENV
+from ...npu.device import (
+    ROLE_VARIABLES,
+    SHIMS_ENV,
+    SIMULATE_ENV,
+    Accelerator,
+    accelerator,
+)
 from .mindspeed import adaptor as adaptors
 from .registry import registry
 from .torchvision_ops import install_finder

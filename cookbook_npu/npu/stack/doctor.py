@@ -50,10 +50,8 @@ class Report:
         return int(bool(self.failed))
 
     def as_text(self, everything: bool = True) -> str:
-        lines = []
-        for label, text in [("machine", describe_machine(self.machine)), *headline(self)]:
-            lines.append(f"{label:9}{text}")
-        lines.append("")
+        head = [("machine", describe_machine(self.machine)), *headline(self)]
+        lines = [*(f"{label:9}{text}" for label, text in head), ""]
         for f in sorted(self.findings, key=lambda f: ORDER.index(f.state)):
             if f.state in ("ok", "simulated") and not everything:
                 continue
@@ -106,22 +104,16 @@ def headline(report: Report) -> list[tuple[str, str]]:  # label, text
     if stack is None:
         return [("stack", "no NPU here: the laptop scale simulates one (make run)")]
     parts = len({**stack.versions, **stack.commits})
-    same = parts - len(report.differs)
-    lines = [
-        ("nearest", f"{stack.name}, {stack.status}: {same} of {parts} parts agree"),
-        ("", stack.link),
-    ]
-    if report.like is not None:
-        name = report.like.name
-        because = report.like.because
-        lines.append(("similar", f"{name}, on which the recipes cannot run: {because}"))
+    agree = f"{parts - len(report.differs)} of {parts} parts agree"
+    lines = [("nearest", f"{stack.name}, {stack.status}: {agree}"), ("", stack.link)]
+    if like := report.like:
+        text = f"{like.name}, on which the recipes cannot run: {like.because}"
+        lines.append(("similar", text))
     if not report.differs:
         return [*lines, ("differs", "nothing")]
     first = report.differs[0]
-    found = first.found or "missing"
-    lines.append(("first", f"{first.part} is {found}, {first.stack} has {first.want}"))
-    lines.append(("fix", stacks.fix_for(first)))
-    return lines
+    text = f"{first.part} is {first.found or 'missing'}, {first.stack} has {first.want}"
+    return [*lines, ("first", text), ("fix", stacks.fix_for(first))]
 
 # %% ../../../nbs/npu/stack/04_doctor.ipynb #0849bc53
 def all_versions(machine: Machine) -> dict[str, Any]:
@@ -157,21 +149,11 @@ def redact(text: str, env: Mapping[str, str]) -> str:
 
 def redacted_environment(env: Mapping[str, str]) -> str:  # one line per variable
     "Return an environment without its secrets"
-    lines = []
-    for name in sorted(env):
-        value = _HIDDEN if is_secret(name) else redact(env[name], env)
-        lines.append(f"{name}={value}")
-    return "\n".join(lines) + "\n"
+    shown = {n: _HIDDEN if is_secret(n) else redact(env[n], env) for n in sorted(env)}
+    return "".join(f"{name}={value}\n" for name, value in shown.items())
 
 # %% ../../../nbs/npu/stack/04_doctor.ipynb #2147f918
-_RUN_FILES = (
-    "config.json",
-    "stack.json",
-    "events.jsonl",
-    "metrics.jsonl",
-    "spans.jsonl",
-    "logs/*",
-)
+_RUN_FILES = "config.json stack.json events.jsonl metrics.jsonl spans.jsonl logs/*".split()
 _LONGEST = 2**18  # bytes of each file
 
 
@@ -185,10 +167,8 @@ def run_files(root: Path, run: Path | None) -> dict[str, str]:
     "Return the files of a run and of its job; without a run, those of the newest job"
     found = {}
     if run is not None:
-        for pattern in _RUN_FILES:
-            for file in sorted(run.glob(pattern)):
-                if file.is_file():
-                    found[f"run/{run.name}/{file.relative_to(run)}"] = _read_end(file)
+        files = [f for p in _RUN_FILES for f in sorted(run.glob(p)) if f.is_file()]
+        found = {f"run/{f.relative_to(run.parent)}": _read_end(f) for f in files}
     jobs = [file.parent for file in root.glob(".jobs/*/job.json")]
     # a job and its run have one name
     same = [job for job in jobs if run is None or job.name == run.name]

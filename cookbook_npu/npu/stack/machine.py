@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CommandRunner', 'CANN_HOMES', 'GRAPH_FUNCTIONS', 'UNLIMITED', 'PACKAGES', 'run_program', 'Process', 'Device',
-           'read_npu_smi', 'read_cann', 'read_graph_functions', 'read_driver', 'read_memory', 'read_limits',
-           'read_listening', 'Space', 'read_space', 'Machine', 'read_machine', 'installed_versions', 'git_commit']
+           'read_npu_smi', 'read_cann', 'read_graph_functions', 'read_memory', 'read_limits', 'read_listening', 'Space',
+           'read_space', 'Machine', 'read_machine', 'installed_versions', 'git_commit']
 
 # %% ../../../nbs/npu/stack/01_machine.ipynb #e21e2d5d
 import itertools
@@ -167,54 +167,32 @@ def read_graph_functions(root: Path, home: str | None) -> frozenset[str] | None:
     "Return which of `GRAPH_FUNCTIONS` libascendcl or its runtime exports; None: unreadable"
     if home is None:
         return None
-    found = None
-    for folder in ("lib64", "lib"):
-        for name in ("libascendcl.so", "libacl_rt.so"):
-            file = root / home.lstrip("/") / folder / name
-            if os.access(file, os.R_OK) and file.is_file():
-                code = file.read_bytes()
-                has = {n for n in GRAPH_FUNCTIONS if n.encode() + b"\0" in code}
-                found = has | (found or set())
-    return None if found is None else frozenset(found)
-
-# %% ../../../nbs/npu/stack/01_machine.ipynb #571cc726
-def read_driver(root: Path) -> str | None:
-    "Return the driver's version"
-    text = _text(root / "usr/local/Ascend/driver/version.info")
-    return _field(text, "package_version", "Version")
+    folders = [root / home.lstrip("/") / name for name in ("lib64", "lib")]
+    files = [f / name for f in folders for name in ("libascendcl.so", "libacl_rt.so")]
+    codes = [f.read_bytes() for f in files if os.access(f, os.R_OK) and f.is_file()]
+    has = {n for n in GRAPH_FUNCTIONS for code in codes if n.encode() + b"\0" in code}
+    return frozenset(has) if codes else None
 
 # %% ../../../nbs/npu/stack/01_machine.ipynb #17a53466
-def _kib(text: str, name: str) -> int | None:
-    "Return a line of /proc/meminfo in bytes"
-    value = _field(text, name)
-    return int(value) * 1024 if value and value.isdigit() else None
-
-
 def read_memory(root: Path) -> dict[str, int | None]:
     "Return host memory: total, available, hugepages_reserved, bytes; None: unknown"
-    text = _text(root / "proc/meminfo")
-    pages = _field(text, "HugePages_Total")
-    size = _kib(text, "Hugepagesize")
-    return dict(
-        total=_kib(text, "MemTotal"),
-        available=_kib(text, "MemAvailable"),
-        hugepages_reserved=int(pages) * size if pages and size else None,
-    )
+    rows = re.findall(r"^(\w+):\s+(\d+)", _text(root / "proc/meminfo"), re.M)
+    found = {name: int(number) for name, number in rows}  # KiB, HugePages_Total: pages
+    names = ("MemTotal", "MemAvailable", "Hugepagesize")
+    total, available, size = (found[n] * 1024 if n in found else None for n in names)
+    pages = found.get("HugePages_Total")
+    reserved = None if pages is None or not size else pages * size
+    return dict(total=total, available=available, hugepages_reserved=reserved)
 
 # %% ../../../nbs/npu/stack/01_machine.ipynb #c3018ae9
 UNLIMITED = 2**63 - 1
-_LIMITS = {
-    "open_files": "Max open files",
-    "locked_memory": "Max locked memory",
-    "processes": "Max processes",
-}
 
 
 def read_limits(root: Path) -> dict[str, int]:
     "Return the soft limits of this process: open_files, locked_memory (bytes), processes"
-    found = {}
-    for name, label in _LIMITS.items():
-        row = re.search(rf"^{label}\s+(\S+)", _text(root / "proc/self/limits"), re.M)
+    found, text = {}, _text(root / "proc/self/limits")
+    for name in ("open_files", "locked_memory", "processes"):
+        row = re.search(rf"^Max {name.replace('_', ' ')}\s+(\S+)", text, re.M)
         if row:
             found[name] = UNLIMITED if row[1] == "unlimited" else int(row[1])
     return found
@@ -258,9 +236,8 @@ class Machine:
     driver: str | None = None  # version
     cann: str | None = None  # version
     cann_home: str | None = None  # folder of CANN
-    graph_functions: frozenset[str] | None = (
-        None  # of CANN, for captured graphs; None: unknown
-    )
+    # of CANN, for captured graphs; None: unknown
+    graph_functions: frozenset[str] | None = None
     # canonical name -> package
     packages: Mapping[str, Package] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -285,8 +262,7 @@ class Machine:
     @property
     def versions(self) -> dict[str, str]:
         "Installed parts of the stack -> version"
-        found = {part: self.version(part) for part in PARTS}
-        return {part: version for part, version in found.items() if version}
+        return {part: v for part in PARTS if (v := self.version(part))}
 
     @property
     def commits(self) -> dict[str, str]:
@@ -314,6 +290,7 @@ def _names(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(p.name for p in folder.iterdir())) if folder.is_dir() else ()
 
 # %% ../../../nbs/npu/stack/01_machine.ipynb #568ede80
+_DRIVER = "usr/local/Ascend/driver/version.info"
 _NODE = re.compile(r"davinci\d+|davinci_manager|devmm_svm|hisi_hdc")  # device files
 
 
@@ -340,7 +317,7 @@ def read_machine(
         devices=devices,
         smi=(code, (text.strip().splitlines() or [""])[0]),
         nodes=tuple(n for n in _names(root / "dev") if _NODE.fullmatch(n)),
-        driver=driver or read_driver(root),
+        driver=driver or _field(_text(root / _DRIVER), "package_version", "Version"),
         cann=cann,
         cann_home=cann_home,
         graph_functions=read_graph_functions(root, cann_home),

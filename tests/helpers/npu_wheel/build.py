@@ -68,20 +68,10 @@ def fetch() -> Path:
     if not target.exists():
         folder().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder(), prefix="download-") as scratch:
-            command = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--quiet",
-                "--no-deps",
-                "--only-binary=:all:",
-                "-d",
-                scratch,
-            ]
-            done = subprocess.run(
-                [*command, f"torch_npu=={VERSION}"], capture_output=True, text=True
-            )
+            options = "--quiet --no-deps --only-binary=:all: -d".split()
+            command = [sys.executable, "-m", "pip", "download", *options, scratch]
+            command += [f"torch_npu=={VERSION}"]
+            done = subprocess.run(command, capture_output=True, text=True)
             found = list(Path(scratch).glob("*.whl"))
             if done.returncode or not found:
                 last = (done.stderr.strip().splitlines() or [""])[-1]

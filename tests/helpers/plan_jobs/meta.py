@@ -117,28 +117,11 @@ def rank_of_a_model(
         parallel_state.get_tensor_model_parallel_group(),
         parallel_state.get_data_parallel_group(),
     )
-    keys = (
-        *(
-            k
-            for k in ("num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size")
-            if config.num_moe_experts
-        ),
-        "num_layers",
-        "hidden_size",
-        "ffn_hidden_size",
-        "num_attention_heads",
-        "num_query_groups",
-        "kv_channels",
-    )
-    shown = {
-        k: getattr(config, k)
-        for k in (
-            *keys,
-            "sequence_parallel",
-            "recompute_granularity",
-            "tensor_model_parallel_size",
-        )
-    }
+    mixture = "num_moe_experts moe_router_topk moe_ffn_hidden_size".split()
+    keys = """num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups
+    kv_channels sequence_parallel recompute_granularity tensor_model_parallel_size""".split()
+    keys += mixture if config.num_moe_experts else []
+    shown = {key: getattr(config, key) for key in keys}
     return dict(
         parameters=sum(p.numel() for p in model.parameters()),
         devices=sorted({p.device.type for p in model.parameters()}),

@@ -7,13 +7,17 @@ import gc
 import importlib
 import json
 import shutil
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from conformance import folder_weights, teacher_forced
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing import reductions
 
+from cookbook_npu.npu.shims.vllm_weights import NATIVE_NAMES, start_arguments
 from cookbook_npu.rollout import vllm_layers
 from real_stack.jobs import ENGINE_ARGS, SIZES
 
@@ -112,6 +116,49 @@ class Audit:
 # ---- an engine and what happens to it
 
 
+def teacher_gap(path: Path, samples: list[Any]) -> float:
+    gaps = [teacher_forced(path, s, 0.7) - torch.tensor(s.logprobs) for s in samples]
+    return max(gap.abs().max().item() for gap in gaps)
+
+
+def eager_gap(eager: list[Any], captured: list[Any]) -> float:
+    "Largest difference of log-probs up to the first other token; 1 where a first token differs"
+    gaps = []
+    for a, b in zip(eager, captured, strict=True):
+        same = [x == y for x, y in zip(a.response_ids, b.response_ids, strict=False)]
+        n = (same + [False]).index(False)
+        gaps += [abs(p - q) for p, q in zip(a.logprobs[:n], b.logprobs[:n], strict=True)]
+        gaps += [] if n else [1.0]
+    return max(gaps)
+
+
+def opaque_norm() -> None:
+    "Make the gated norm of hybrid models an operator: Dynamo cannot trace an interpreted kernel"
+    from vllm_ascend.ops import layernorm
+
+    original = layernorm.layer_norm_fwd_npu
+
+    @torch.library.custom_op("lane::gated_norm", mutates_args=())
+    def norm(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        z: torch.Tensor,
+        size: int,
+        first: bool,
+    ) -> torch.Tensor:
+        options = dict(z=z, group_size=size, norm_before_gate=first, is_rms_norm=True)
+        return original(x, weight, None, eps, **options)[0]
+
+    norm.register_fake(lambda x, *rest: torch.empty_like(x))
+
+    def traced(x: Any, weight: Any, bias: None, eps: float, z: Any, **options: Any) -> Any:
+        size = options["group_size"] or x.shape[-1]
+        return norm(x, weight, eps, z, size, options["norm_before_gate"]), None, None
+
+    layernorm.layer_norm_fwd_npu = traced
+
+
 class Lane:
     "An engine, its two sets of weights, and what each cell of the matrix found"
 
@@ -122,12 +169,16 @@ class Lane:
         mode: str = "FULL_DECODE_ONLY",
         **settings: Any,
     ):
-        from cookbook_npu.rollout.vllm import VllmEngine
+        from cookbook_npu.rollout import vllm
 
+        if family == "qwen3_5":
+            imports = vllm.import_vllm
+            vllm.import_vllm = lambda build: (imports(build), opaque_norm())[0]
         self.paths = [Path(folder, f"{family}{seed}") for seed in (0, 1)]
         args = {**ENGINE_ARGS, "compilation_config": SIZES}
-        common = {"dtype": "float32", "max_tokens": 64, "kv_cache_bytes": 8 << 20}
-        self.engine = VllmEngine(
+        common = {"dtype": "float32", "max_tokens": 64, "max_sequences": 16}
+        common |= {"kv_cache_bytes": 8 << 20}
+        self.engine = vllm.VllmEngine(
             self.paths[0], graphs=mode, engine_args=args, **(common | settings)
         )
         self.engine.llm.collective_rpc(self._hold)
@@ -138,28 +189,41 @@ class Lane:
         self.worker = worker
 
     def update(self, which: int) -> None:
-        weights = folder_weights(self.paths[which])
-        self.engine.update_weights(self.engine.version + 1, weights.items())
+        weights, handles = folder_weights(self.paths[which]), {}
+        if self.engine.weights.method in NATIVE_NAMES:
+            self.shared = {name: t.to("npu") for name, t in weights.items()}
+            handles = {
+                name: reductions.reduce_tensor(t)[1] for name, t in self.shared.items()
+            }
+        version = self.engine.version + 1
+        self.engine.update_weights(version, weights.items(), handles=handles)
 
-    def gap(self, path: Path, count: int = PAD) -> float:
-        "Largest difference to a teacher-forced pass at temperature 0.7"
+    def question(self, count: int = PAD) -> tuple[list[Any], Any]:
         from cookbook_npu.config import SamplingConfig
         from cookbook_npu.rollout.engine import SamplingParams, text_requests
 
         sampling = SamplingParams.of(SamplingConfig(max_response_tokens=6, temperature=0.7))
-        requests = text_requests(PROMPTS[:count], 2, 0, self.engine.tokenizer)
-        return max(
-            (teacher_forced(path, s, 0.7) - torch.tensor(s.logprobs)).abs().max().item()
-            for s in self.engine.generate(requests, sampling)
-        )
+        return text_requests(PROMPTS[:count], 2, 0, self.engine.tokenizer), sampling
+
+    def gap(self, path: Path, count: int = PAD) -> float:
+        "Largest difference to a teacher-forced pass at temperature 0.7"
+        return teacher_gap(path, self.engine.generate(*self.question(count)))
 
     def cell(self, name: str, which: int, count: int = PAD) -> None:
         before = replays()
+        samples = self.engine.generate(*self.question(count))
         self.cells[name] = {
-            "gap": self.gap(self.paths[which], count),
+            "gap": teacher_gap(self.paths[which], samples),
             "replays": replays() - before,
             "problems": self.audit.problems(),
         }
+        if self.engine.dtype == torch.bfloat16 and self.engine.graphs:
+            # rounding may choose other experts than float32 does: the same engine without graphs
+            self.engine.llm.collective_rpc(vllm_layers.replay_graphs, args=(False,))
+            eager = self.engine.generate(*self.question(count))
+            self.engine.llm.collective_rpc(vllm_layers.replay_graphs, args=(True,))
+            self.cells[name] |= {"teacher": self.cells[name]["gap"]}
+            self.cells[name] |= {"gap": eager_gap(eager, samples)}
 
     def result(self) -> dict[str, Any]:
         return {
@@ -176,15 +240,20 @@ def matrix(
 ) -> dict[str, Any]:
     "Log-probs, replays and addresses after each way to update weights, awake and asleep"
     lane = Lane(folder, **settings)
+    result = matrix_of(lane, methods or METHODS)
+    return result | {"faults": engine_faults(lane)} if faults else result
+
+
+def matrix_of(lane: Lane, methods: Iterable[str]) -> dict[str, Any]:
     engine = lane.engine
     lane.cell("start, sizes that hit", 0, HIT)
     lane.cell("start, sizes that pad", 0, PAD)
     lane.cell("start, sizes that miss", 0, MISS)
-    for method in methods or METHODS:
+    for method in methods:
         if engine.weights.methods[method]:
             continue
         engine.weights.method = method
-        for turn in (1, 2) if method == METHODS[0] else (1,):
+        for turn in (1, 2) if method == next(iter(methods)) else (1,):
             lane.update(1)
             lane.cell(f"{method}, awake, {turn}", 1)
             engine.sleep(2)
@@ -196,30 +265,77 @@ def matrix(
             engine.sleep(1)
             engine.wake()
             lane.cell(f"{method}, sleep 1, {turn}", 1)
-    result = lane.result()
-    return result | {"faults": engine_faults(lane)} if faults else result
+    return lane.result()
 
 
 def adapters(folder: str, slots: int = 1) -> dict[str, Any]:
-    "The same of adapters in turn, each against its merged weights; `slots` above 1: one batch of tenants"
+    "The same of adapters in turn, each against its merged weights; `slots` above 1: tenants in one batch"
     from cookbook_npu.config import LoraConfig
+    from cookbook_npu.rollout.engine import SharedDecoder, generate_together
+    from cookbook_npu.rollout.vllm import VllmAdapterEngine
     from cookbook_npu.rollout.vllm_lora import adapter_shapes
 
     lora = LoraConfig(rank=8, alpha=16, slots=slots)
     lane = Lane(folder, lora=lora)
+    together = SharedDecoder(lane.engine.decoder)
+    engines = [lane.engine]
+    if slots > 1:
+        engines = [VllmAdapterEngine(lane.engine, n, together) for n in range(slots)]
     base = folder_weights(lane.paths[0])
     shapes = adapter_shapes({name: t.shape for name, t in base.items()}, lora)
     for turn in (1, 2):
-        random = torch.Generator().manual_seed(turn)
-        adapter = {n: 0.1 * torch.randn(*s, generator=random) for n, s in shapes.items()}
-        lane.paths.append(merged(lane.paths[0], base, adapter, lora, turn))
-        lane.engine.update_weights(turn, adapter.items())
-        lane.cell(f"adapter, awake, {turn}", turn + 1)
-        _nap(lane.engine)
-        lane.cell(f"adapter, sleep 1, {turn}", turn + 1)
-    lane.cells["against the adapter before"] = {"gap": lane.gap(lane.paths[2])}
+        for slot, engine in enumerate(engines):
+            random = torch.Generator().manual_seed(10 * turn + slot)
+            adapter = {
+                n: 0.1 * torch.randn(*s, generator=random) for n, s in shapes.items()
+            }
+            which = len(lane.paths) - 1
+            lane.paths.append(merged(lane.paths[0], base, adapter, lora, which))
+            engine.update_weights(turn, adapter.items())
+        for state in ("awake", "sleep 1"):
+            if state == "sleep 1":
+                _nap(lane.engine)
+            before, question = replays(), lane.question(PAD // slots)
+            asked = {n: (e, *question) for n, e in enumerate(engines)}
+            found = generate_together(asked)
+            pairs = list(zip(lane.paths[-slots:], map(found.get, asked), strict=True))
+            lane.cells[f"adapter, {state}, {turn}"] = {
+                "gap": max(teacher_gap(path, samples) for path, samples in pairs),
+                "replays": replays() - before,
+                "problems": lane.audit.problems(),
+            }
+    earlier = lane.paths[-2]
+    lane.cells["against another adapter"] = {"gap": teacher_gap(earlier, pairs[-1][1])}
     stack = next(n for n in lane.audit.first if "lora_a_stacked" in n)
     return lane.result() | {"stack": stack}
+
+
+def packed(folder: str) -> dict[str, Any]:
+    "vllm-ascend's npu_ipc engine: handles of single weights, as the product sends them, and packed ones"
+    from vllm_ascend.distributed.weight_transfer.npu_ipc_engine import npu_generate_uuid
+    from vllm_ascend.distributed.weight_transfer.packed_tensor import (
+        packed_npu_ipc_producer,
+    )
+
+    lane = Lane(folder, weight_update_method="native")
+    result = matrix_of(lane, ["npu_ipc"])
+    weights = folder_weights(lane.paths[0]).items()
+    device = {name: tensor.to("npu") for name, tensor in weights}
+    lane.worker.start_weight_update(**start_arguments(lane.worker))
+    names = ("names", "dtype_names", "shapes", "tensor_sizes")
+    for chunk in packed_npu_ipc_producer(
+        iterator=iter(device.items()),
+        npu_uuid=npu_generate_uuid(),
+        post_iter_func=lambda item: item[1],
+        buffer_size_bytes=1 << 17,
+    ):
+        info = {name: chunk[name] for name in names}
+        lane.worker.update_weights(
+            info | {"ipc_handles": chunk["ipc_handle"], "packed": True}
+        )
+    lane.worker.finish_weight_update()
+    lane.cell("packed", 0)
+    return result | lane.result()
 
 
 def merged(path: Path, base: Any, adapter: Any, lora: Any, turn: int) -> Path:
@@ -280,9 +396,7 @@ def engine_faults(lane: Lane) -> dict[str, str]:
     weight, rotary = layer.mlp.down_proj.weight, layer.self_attn.rotary_emb
     caches, found = runner.kv_caches, {}
 
-    def nap() -> None:
-        _nap(engine)
-
+    nap = partial(_nap, engine)
     moved = weight.data.clone()
     found["parameter moved"] = _moved(weight, "data", moved, lambda: lane.update(1))
     kept, weight.data = weight.data, moved

@@ -72,9 +72,7 @@ def conformance(
 
     def build(path: Any, **changes: Any) -> VllmEngine:
         settings: dict[str, Any] = {"dtype": dtype, "max_tokens": 64, "graphs": graphs}
-        args = (
-            {**ENGINE_ARGS, "compilation_config": SIZES} if graphs != "off" else ENGINE_ARGS
-        )
+        args = ENGINE_ARGS | ({"compilation_config": SIZES} if graphs != "off" else {})
         settings |= {"kv_cache_bytes": 8 << 20, "engine_args": args}
         return VllmEngine(path, **{**settings, **changes})
 
@@ -129,13 +127,8 @@ def sleeping(folder: str) -> dict[str, Any]:
     from cookbook_npu.rollout.vllm import VllmEngine
 
     first, second = Path(folder, "qwen30"), Path(folder, "qwen31")
-    engine = VllmEngine(
-        first,
-        dtype="float32",
-        max_tokens=64,
-        kv_cache_bytes=8 << 20,
-        engine_args=ENGINE_ARGS,
-    )
+    memory = {"kv_cache_bytes": 8 << 20, "engine_args": ENGINE_ARGS}
+    engine = VllmEngine(first, dtype="float32", max_tokens=64, **memory)
     prompts = ["1+1=", "2*3=", "What is 12 plus 30?"]
     requests = text_requests(prompts, 2, 0, engine.tokenizer)
     sampling = SamplingParams.of(SamplingConfig(max_response_tokens=8, temperature=0.7))
@@ -194,7 +187,7 @@ def imported(order: str) -> dict[str, str]:
     vLLM's own order of imports or in the product's"""
     import types
 
-    from cookbook_npu.npu.role_variables import ROLE_VARIABLES
+    from cookbook_npu.npu.device import ROLE_VARIABLES
 
     os.environ.update(ROLE_VARIABLES["rollout"])
     if order == "product":
