@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
+from itertools import groupby
 from typing import Any, TypeVar
 
 
@@ -76,6 +77,12 @@ class RunningGroup:
         waiting = {index for index, episode in self.episodes.items() if episode.waits}
         held = self.submitted | waiting
         return [request for index, request in self.missing.items() if index not in held]
+
+    def submit(self) -> list[Request]:
+        "Return the ready requests, which an engine samples from now on"
+        ready = self.ready
+        self.submitted |= {request.index for request in ready}
+        return ready
 
     def add(self, sample: Sample) -> bool:
         "Add a finished sample; return whether the group is complete"
@@ -227,7 +234,6 @@ class EngineTask:
         self.pool = pool
         self.status = EngineStatus.UNLOADED
         self.groups: list[RunningGroup] = []  # assigned
-        self.queue: list[RunningGroup] = []  # those with requests to submit
         self.abandoned: list[str] = []  # groups to abort
         self.in_flight = 0  # samples submitted and not collected
         self.task: asyncio.Task[None] | None = None
@@ -243,7 +249,7 @@ class EngineTask:
         "Whether there is work, and it may start"
         ready = self.status is EngineStatus.READY
         ready &= self.pool.status is PoolStatus.SAMPLING
-        return ready and bool(self.queue or self.in_flight)
+        return ready and (self.in_flight > 0 or any(group.ready for group in self.groups))
 
     def set_status(self, status: EngineStatus) -> None:
         "Change the status. Raises `EngineError` for a transition that does not exist"
@@ -254,18 +260,10 @@ class EngineTask:
             )
         self.status = status
 
-    def enqueue(self, group: RunningGroup) -> None:
-        "Submit the ready requests of an assigned group"
-        if group.ready and group not in self.queue:
-            self.queue.append(group)
-            self.work()
-
     def abandon(self, group: RunningGroup) -> None:
         "Stop sampling a group"
         if group in self.groups:
             self.groups.remove(group)
-        if group in self.queue:
-            self.queue.remove(group)
         if group.submitted:
             self.abandoned.append(group.group_id)
 
@@ -273,7 +271,6 @@ class EngineTask:
         "Drop all work; return the unfinished groups"
         unfinished = [group for group in self.groups if group.missing]
         self.groups = []
-        self.queue = []
         self.abandoned = []
         self.in_flight = 0
         return unfinished
@@ -286,30 +283,29 @@ class EngineTask:
     async def _run(self) -> None:
         while self.may_call:
             abandoned, self.abandoned = self.abandoned, []
-            samples, error = await self._call(self._take_submissions(), abandoned)
+            try:
+                samples = await self._call(self._take_submissions(), abandoned)
+            except RoleError as error:
+                self.pool.restart(self.number, error)
+                return
             self.in_flight -= len(samples)
             assert self.in_flight >= 0, f"engine {self.number}: {self.in_flight} in flight"
-            if error is not None:
-                self.pool.restart(self.number, error)
             self.pool.on_samples([s for s in samples if s.finish_reason != "abort"])
 
     def _take_submissions(self) -> list[Submission]:
-        "Empty the queue"
+        "Return the requests that are ready"
+        ready = [group for group in self.groups if group.ready]
         submissions: list[Submission] = []
-        for group in self.queue:
-            if not submissions or submissions[-1][1] != group.sampling:
-                submissions.append(([], group.sampling))
-            ready = group.ready
-            submissions[-1][0].extend(ready)
-            group.submitted |= {request.index for request in ready}
-            self.in_flight += len(ready)
-        self.queue = []
+        for sampling, groups in groupby(ready, key=lambda group: group.sampling):
+            requests = [request for group in groups for request in group.submit()]
+            self.in_flight += len(requests)
+            submissions.append((requests, sampling))
         return submissions
 
     async def _call(
         self, submissions: list[Submission], abandoned: list[str]
-    ) -> tuple[list[Sample], RoleError | None]:
-        "Abort, submit and collect; return the samples, or the error of a lost engine"
+    ) -> list[Sample]:
+        "Abort, submit and collect; return the samples. Raises `RoleError` when the engine is lost"
         state = self.pool.state
         engine = state.engines.groups[self.number]
         began = state.tracker.now()
@@ -320,14 +316,11 @@ class EngineTask:
             for requests, sampling in submissions:
                 await engine.start("submit", requests, sampling)
             decode_steps = state.config.target.decode_steps
-            samples += (await engine.start("engine.collect", decode_steps))[0]
-        except RoleError as error:
-            return [], error
+            return samples + (await engine.start("engine.collect", decode_steps))[0]
         finally:
             ended = state.tracker.now()
             self.busy_s += ended - began
             state.tracker.record_span(f"engine {self.number}", "rollout", began, ended)
-        return samples, None
 
 # %% ../../nbs/train/11_async_sampling.ipynb #9181f482
 class EnginePool:
@@ -394,7 +387,7 @@ class EnginePool:
             member = ready[chosen]
             member.groups = [*(known for known in member.groups if known.missing), group]
             group.engine = member.number
-            member.enqueue(group)
+            member.work()
             loads[chosen] += len(group.missing)
 
     def abandon(self, group: RunningGroup) -> None:
@@ -693,7 +686,7 @@ class AsyncSampler:
         else:
             group.missing[episode.request.index] = episode.request
             if group.engine is not None:  # which samples the next turn
-                self.engines.members[group.engine].enqueue(group)
+                self.engines.members[group.engine].work()
 
     def _drop_failed(self, group: RunningGroup, failure: CallFailure) -> None:
         "Drop a group whose environment failed. Raises `EnvironmentFault` when all fail"

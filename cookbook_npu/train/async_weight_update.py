@@ -89,10 +89,9 @@ class WeightBroadcast:
     ) -> tuple[list[int], Manifest]:
         """Bring the buckets to every machine; return the engines left and where the buckets are.
 
-        Raises `RoleError` when the trainer is lost, `WeightUpdateError` when a broadcast
-        without a lost member fails twice."""
+        Raises `RoleError` when the trainer is lost, `WeightUpdateError` when a broadcast fails
+        and no member is lost."""
         left = list(numbers)
-        may_retry = True
         while receivers := self.receivers(left):
             sender, *received = await self._broadcast(receivers, manifest)
             errors = [o for o in (sender, *received) if isinstance(o, CookbookError)]
@@ -102,19 +101,15 @@ class WeightBroadcast:
             self.group = None
             if isinstance(sender, RoleError):
                 raise sender
-            lost = [
-                (number, o)
-                for number, o in zip(receivers, received, strict=True)
-                if isinstance(o, RoleError)
-            ]
-            for number, error in lost:
+            outcomes = zip(receivers, received, strict=True)
+            lost = {number: o for number, o in outcomes if isinstance(o, RoleError)}
+            if not lost:
+                raise errors[0]
+            for number, error in lost.items():
                 restart(number, error)
                 left.remove(number)
-            if not lost and not may_retry:
-                raise errors[0]
-            may_retry = bool(lost)
             # the death of a process says more than the closed connections of the others
-            why = lost[0][1].what if lost else errors[0].what
+            why = next(iter(lost.values())).what
             self.state.folder.event("weight_update_retry", version=manifest.version, why=why)
         return left, manifest
 
@@ -241,25 +236,25 @@ class AsyncWeightUpdate:
 
     async def _load(self, manifest: Manifest) -> list[int]:
         "Load into all engines and verify; return those that succeed, the others are lost"
-        numbers = await self._call(self.sampler.engines.loadable, "engine.wake", ["weights"])
-        try:
-            numbers = await self._deliver(numbers, manifest)
-        except (WeightUpdateError, MissingError) as error:
-            # missing: the process that held the buckets of a machine has just died
-            self.state.folder.event(
-                "weight_update_retry", version=manifest.version, why=error.what
-            )
-            numbers = await self._deliver(numbers, manifest)
+        engines = self.sampler.engines
+        numbers = await self._call(engines.loadable, "engine.wake", ["weights"])
+        for attempt in (1, 2):
+            try:
+                numbers, placed = await self.broadcast.deliver(
+                    numbers, manifest, engines.restart
+                )
+                numbers = await self._call(numbers, "update_weights", placed)
+                break
+            except (WeightUpdateError, MissingError) as error:
+                # missing: the process that held the buckets of a machine has just died
+                if attempt == 2:
+                    raise
+                self.state.folder.event(
+                    "weight_update_retry", version=manifest.version, why=error.what
+                )
+                numbers = [number for number in numbers if number in engines.loadable]
         self.broadcast.release()
         return await self._call(numbers, "engine.wake", ["kv_cache"])
-
-    async def _deliver(
-        self, numbers: Sequence[int], manifest: Manifest
-    ) -> list[int]:
-        "Bring the buckets to the engines' machines, load and verify"
-        restart = self.sampler.engines.restart
-        numbers, manifest = await self.broadcast.deliver(numbers, manifest, restart)
-        return await self._call(numbers, "update_weights", manifest)
 
     async def _call(
         self, numbers: Sequence[int], method: str, argument: Any
