@@ -9,7 +9,6 @@ __all__ = ['POLL_S', 'Future', 'WorkerGroup', 'find_method', 'LocalCall', 'Local
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #0e0e03f4
 import asyncio
-import concurrent.futures
 import gc
 import importlib
 import os
@@ -22,7 +21,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import psutil
 
@@ -64,16 +63,17 @@ from ..scratch import use_own_temporary_folder
 from ..targets.target import arm_faults, start_kind
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #20d45677
-class Future(Protocol):
+class Future:
     "A call that was started; `await` it in an event loop"
 
     def result(self, timeout: float | None = None) -> list[Any]:
         "Return the results in rank order; `timeout` in s, None: until the deadline of the call"
-        ...
+        raise NotImplementedError
 
     def __await__(self) -> Generator[Any, Any, list[Any]]:
         "Wait like `result`; other tasks run meanwhile"
-        ...
+        yield
+        return self.result()
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #76f853f7
 class WorkerGroup(AbstractContextManager):
@@ -145,16 +145,14 @@ def find_method(role: Any, name: str) -> Any:
     raise RoleError(f"{type(role).__name__} has no method {name!r}", nearest(name, methods))
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #fdcaaef7
-class LocalCall(concurrent.futures.Future):
+@dataclass(eq=False)
+class LocalCall(Future):
     "A call in this process, which has returned"
 
-    def __init__(self, values: list[Any]):
-        super().__init__()
-        self.set_result(values)
+    values: list[Any]
 
-    def __await__(self) -> Generator[Any, Any, list[Any]]:
-        yield  # to the other tasks
-        return self.result()
+    def result(self, timeout: float | None = None) -> list[Any]:
+        return self.values
 
 
 @dataclass
@@ -494,11 +492,6 @@ class RayWorkerGroup(WorkerGroup):
         "Return the process ids in rank order"
         return [worker.pid for worker in self.workers]
 
-    @property
-    def logs(self) -> list[str | None]:
-        "Return the log files in rank order"
-        return [worker.log for worker in self.workers]
-
     def __len__(self) -> int:
         return len(self.workers)
 
@@ -663,7 +656,7 @@ POLL_S = 1.0  # between checks of the heartbeats
 
 
 @dataclass(eq=False)  # asyncio puts it into sets
-class RayFuture:
+class RayFuture(Future):
     "A call that was started on some ranks of a worker group"
 
     group: RayWorkerGroup
@@ -689,8 +682,7 @@ class RayFuture:
 
         Raises the failure that explains the others, or `RoleTimeout`."""
         limit = self.timeout if timeout is None else timeout
-        if timeout is not None:
-            self.deadline = min(self.deadline, time.monotonic() + timeout)
+        self.deadline = min(self.deadline, time.monotonic() + limit)
         ray = import_ray()
         while self.waiting:
             ready, _ = ray.wait(list(self.waiting), timeout=self._wait_s())
@@ -708,10 +700,10 @@ class RayFuture:
         calls = {ref: asyncio.wrap_future(ref.future()) for ref in self.waiting}
         try:
             while self.waiting:
-                waiting = [calls[ref] for ref in self.waiting]
+                left = {ref: calls[ref] for ref in self.waiting}
                 wait_s = self._wait_s()
-                await asyncio.wait(waiting, timeout=wait_s, return_when="FIRST_COMPLETED")
-                if self._is_over({r: calls[r].result for r in self.waiting if calls[r].done()}):
+                await asyncio.wait(left.values(), timeout=wait_s, return_when="FIRST_COMPLETED")
+                if self._is_over({r: one.result for r, one in left.items() if one.done()}):
                     break
         finally:
             for call in calls.values():  # asyncio prints errors that nobody has read

@@ -389,9 +389,7 @@ class EpisodeStream:
     def __init__(
         self,
         runner: EpisodeRunner,
-        start: Callable[
-            [Coroutine[Any, Any, None]], Any
-        ],  # a task whose errors are reported
+        start: Callable[[Coroutine[Any, Any, None]], Any],  # a task; reports its errors
         on_answer: Callable[[Episode], None],
     ):
         self.runner = runner
@@ -404,7 +402,9 @@ class EpisodeStream:
         "Start an episode for each request; `on_answer` reports when it can be sampled"
         episodes = {request.index: Episode(request, prompt) for request in requests}
         for episode in episodes.values():
-            self._wait_for(episode, None, self.runner.start_reset(episode), limit)
+            episode.waits = True
+            call = self.runner.start_reset(episode)
+            self.start(self._record(episode, None, call, limit))
         return episodes
 
     def take(self, episode: Episode, sample: Sample, limit: int) -> bool:
@@ -412,7 +412,9 @@ class EpisodeStream:
         if not episode.take(sample):
             self.runner.environments.release([episode])
             return False
-        self._wait_for(episode, sample, self.runner.start_step(episode, sample), limit)
+        episode.waits = True
+        call = self.runner.start_step(episode, sample)
+        self.start(self._record(episode, sample, call, limit))
         return True
 
     def drop(self, episodes: Sequence[Episode]) -> None:
@@ -420,16 +422,6 @@ class EpisodeStream:
         for episode in episodes:
             episode.dropped = True
         self.runner.environments.release([e for e in episodes if not e.waits])
-
-    def _wait_for(
-        self,
-        episode: Episode,
-        sample: Sample | None,
-        call: Future[EnvironmentAnswer],
-        limit: int,
-    ) -> None:
-        episode.waits = True
-        self.start(self._record(episode, sample, call, limit))
 
     async def _record(
         self,
