@@ -83,21 +83,20 @@ class WeightBroadcast:
 
     async def deliver(
         self,
-        numbers: Sequence[int],
+        numbers: list[int],  # of engines; lost ones are removed
         manifest: Manifest,
         restart: Callable[[int, RoleError], None],
-    ) -> tuple[list[int], Manifest]:
-        """Bring the buckets to every machine; return the engines left and where the buckets are.
+    ) -> Manifest:
+        """Bring the buckets to every machine; return where they are.
 
         Raises `RoleError` when the trainer is lost, `WeightUpdateError` when a broadcast fails
         and no member is lost."""
-        left = list(numbers)
-        while receivers := self.receivers(left):
+        while receivers := self.receivers(numbers):
             sender, *received = await self._broadcast(receivers, manifest)
             errors = [o for o in (sender, *received) if isinstance(o, CookbookError)]
             if not errors:
                 placed = [replace(manifest, buckets=buckets) for buckets in received]
-                return left, merge_manifests([replace(manifest), *placed])
+                return merge_manifests([replace(manifest), *placed])
             self.group = None
             if isinstance(sender, RoleError):
                 raise sender
@@ -107,11 +106,11 @@ class WeightBroadcast:
                 raise errors[0]
             for number, error in lost.items():
                 restart(number, error)
-                left.remove(number)
+                numbers.remove(number)
             # the death of a process says more than the closed connections of the others
             why = next(iter(lost.values())).what
             self.state.folder.event("weight_update_retry", version=manifest.version, why=why)
-        return left, manifest
+        return manifest
 
     async def _broadcast(
         self, receivers: list[int], manifest: Manifest
@@ -240,9 +239,7 @@ class AsyncWeightUpdate:
         numbers = await self._call(engines.loadable, "engine.wake", ["weights"])
         for attempt in (1, 2):
             try:
-                numbers, placed = await self.broadcast.deliver(
-                    numbers, manifest, engines.restart
-                )
+                placed = await self.broadcast.deliver(numbers, manifest, engines.restart)
                 numbers = await self._call(numbers, "update_weights", placed)
                 break
             except (WeightUpdateError, MissingError) as error:
@@ -252,7 +249,6 @@ class AsyncWeightUpdate:
                 self.state.folder.event(
                     "weight_update_retry", version=manifest.version, why=error.what
                 )
-                numbers = [number for number in numbers if number in engines.loadable]
         self.broadcast.release()
         return await self._call(numbers, "engine.wake", ["kv_cache"])
 
