@@ -182,8 +182,8 @@ class Run:
 
     async def add(self, more=1):
         await self.weights.wait()
-        number = len(self.sampler.engines.in_service) + more
-        await self.sampler.set_num_engines(max(number, 1))
+        before = len(self.sampler.engines.in_service)
+        await self.sampler.set_num_engines(max(before + more, 1))
 
     async def remove(self):
         await self.add(-1)
@@ -219,6 +219,8 @@ async def play(events):
     run.sampler.tasks.check()
     assert all(member.in_flight >= 0 for member in run.sampler.engines.members)
     assert len(set(run.trained)) == len(run.trained) == PROMPTS * run.step
+    held = {**run.sampler.groups, **run.sampler.finished}.values()
+    assert {group.number for group in held} == set(run.state.prompts.in_flight)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
