@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['INHERITED', 'PRELOAD_VARIABLES', 'MACHINE_VARIABLES', 'STARTUP_VARIABLES', 'WITHHELD', 'HUB_VARIABLE', 'FORBIDDEN',
-           'SHOWN', 'check_kind', 'worker_env', 'environment_lines', 'startup_env', 'apply_env', 'redirect_output',
-           'load_role', 'role_name', 'traceback_tail']
+           'SHOWN', 'check_kind', 'worker_env', 'environment_lines', 'startup_env', 'apply_threads', 'apply_env',
+           'redirect_output', 'load_role', 'role_name', 'traceback_tail']
 
 # %% ../../nbs/cluster/00_environment.ipynb #0b9f02f7
 import faulthandler
@@ -158,6 +158,13 @@ def startup_env(
     return early | dict.fromkeys(unset, "")
 
 # %% ../../nbs/cluster/00_environment.ipynb #4631d6c7
+def apply_threads(env: Mapping[str, str]) -> None:
+    "Give PyTorch its threads, where this process is a fork: OpenMP has read the variable before"
+    threads = env.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if "torch" in sys.modules and threads.isdigit():
+        sys.modules["torch"].set_num_threads(int(threads))
+
+
 def apply_env(env: Mapping[str, str]) -> None:
     """Replace the environment of this process, except `RAY_*`, addresses and interfaces of the machine.
 
@@ -174,6 +181,7 @@ def apply_env(env: Mapping[str, str]) -> None:
     for path in reversed(env.get("PYTHONPATH", "").split(os.pathsep)):
         if path and path not in sys.path:
             sys.path.insert(1, path)
+    apply_threads(env)
 
 # %% ../../nbs/cluster/00_environment.ipynb #943fc080
 def redirect_output(path: str | Path) -> None:

@@ -239,9 +239,9 @@ def start_forks(env: Mapping[str, str]) -> Any:
     return start_worker_forks(worker_env(env), modules, server_root)
 
 
-def preload_workers() -> None:
-    "Start the fork server of a later run on simulated NPUs, so that its imports begin now"
-    start_forks(cluster_env(1, simulated=True))
+def preload_workers() -> Any:
+    "Return the fork server of simulated NPUs, started unless it runs; `None`: switched off"
+    return start_forks(cluster_env(1, simulated=True))
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #d233db43
 def device_options(resource: str, share: float) -> dict[str, Any]:

@@ -9,6 +9,7 @@ __all__ = ['ALL_PROMPTS', 'EvalSettings', 'eval_config', 'evaluation_inputs', 'p
 # %% ../../nbs/policy/01_evaluate.ipynb #d7d70197
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..cluster.environment import apply_threads
+from ..cluster.ray_cluster import preload_workers
 from ..config import RunConfig, override
 from ..data.images import sample_images
 from ..data.inputs import Inputs, read_inputs
@@ -38,7 +41,7 @@ from ..errors import (
 from ..plan.preflight import (
     check_engine,
 )
-from ..plan.roles import role_environment
+from ..plan.roles import cpu_threads, role_environment
 from .export import chosen_checkpoint, evaluated_at, policy_folder
 from ..runs.answers import AnswerRow, AnswerTable, board_or_text
 from ..runs.folder import RunFolder, numbered_path, storage_errors, write_json
@@ -375,6 +378,39 @@ def _answer_here(given: Mapping[str, Any]) -> list[tuple[str, str, str, list[str
     return list(zip(shown, labels, texts, pictures, strict=True))
 
 
+def _write_answers(given: Mapping[str, Any], file: str) -> None:
+    apply_threads(os.environ)
+    Path(file).write_text(json.dumps(_answer_here(given)), encoding="utf-8")
+
+
+def _answer_there(given: Mapping[str, Any], file: Path, config: RunConfig) -> str:
+    """Write the answers in another process; return why it failed, "" if it did not
+
+    On simulated NPUs it is a fork of the workers' server, which has imported the engine."""
+    call = {"given": given, "file": str(file)}
+    # spin briefly: on a busy machine the other thread needs the core
+    env = {"OMP_NUM_THREADS": str(cpu_threads("trainer", 1)), "GOMP_SPINCOUNT": "1000"}
+    env |= os.environ
+    server = preload_workers() if config.target.simulated else None
+    log = file.with_suffix(".log")
+    with open(log, "wb") as output:
+        module = "cookbook_npu.policy.evaluate"
+        target = f"{module}:_write_answers"
+        process = server.run(target, call, env, output.fileno()) if server else None
+        if process is None:
+            code = f"import json, sys; from {module} import _write_answers; "
+            code += "_write_answers(**json.loads(sys.argv[1]))"
+            command = [sys.executable, "-c", code, json.dumps(call)]
+            process = subprocess.Popen(command, stdout=output, stderr=output, env=env)
+        try:
+            status = process.wait()
+        except BaseException:  # also an interrupt
+            os.kill(process.pid, signal.SIGKILL)
+            raise
+    lines = log.read_text("utf-8", "replace").strip().splitlines()
+    return (lines[-1:] or [f"exit code {status}"])[0] if status else ""
+
+
 def _asked_record(prompt: str | Mapping[str, Any]) -> Mapping[str, Any]:
     "A prompt of `ask` as a record; raises `ConfigError` for one without a text"
     record = {"prompt": prompt} if isinstance(prompt, str) else prompt
@@ -408,25 +444,18 @@ def ask(
         asked, answers = Path(folder, "prompts.jsonl"), Path(folder, "answers.json")
         records = [_asked_record(one) for one in prompts]
         lines = [json.dumps({"label": "-", **record}) for record in records]
-        asked.write_text("\n".join(lines), encoding="utf-8")
+        different = list(dict.fromkeys(lines))  # data has each prompt once
+        asked.write_text("\n".join(different), encoding="utf-8")
         given = dict(run=str(run.path), step=step, max_tokens=max_tokens)
         given["data"] = str(asked) if lines else None
         given["images"] = "images" if any("images" in one for one in records) else None
-        code = (
-            "import json, pathlib, sys; from cookbook_npu.policy.evaluate import _answer_here; "
-            "pathlib.Path(sys.argv[2]).write_text(json.dumps(_answer_here(json.loads(sys.argv[1]))))"
-        )
-        command = [sys.executable, "-c", code, json.dumps(given), str(answers)]
-        # spin briefly: on a busy machine the other thread needs the core
-        env = {"GOMP_SPINCOUNT": "1000", **os.environ}
-        done = subprocess.run(command, capture_output=True, text=True, env=env)
-        if done.returncode:
-            last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        if failed := _answer_there(given, answers, run.config()):
             raise RoleError(
-                f"the policy of {run.path} could not be asked: {last[0]}",
+                f"the policy of {run.path} could not be asked: {failed}",
                 "cookbook-npu eval asks it in a terminal, with its output.",
             )
         found = json.loads(answers.read_text(encoding="utf-8"))
+        found = [found[different.index(one)] for one in lines] or found
     rows = (
         AnswerRow(shown, "" if prompts else label, ((text, None),), tuple(pictures))
         for shown, label, text, pictures in found

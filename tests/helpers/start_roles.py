@@ -26,7 +26,7 @@ class Role:
             "modules": sorted(sys.modules),
             "visible": os.environ.get("ASCEND_RT_VISIBLE_DEVICES"),
             "server": Path(f"/proc/{os.getppid()}/cmdline").read_text(),
-            "threads": os.environ.get("OMP_NUM_THREADS"),
+            "threads": sys.modules["torch"].get_num_threads(),
         }
 
     def devices(self) -> int:

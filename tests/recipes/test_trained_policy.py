@@ -106,10 +106,10 @@ def test_ask_shows_the_pictures_of_its_prompts(tmp_path):
     for color in ("white", "black"):
         Image.new("RGB", (64, 64), color).save(tmp_path / f"{color}.png")
         asked.append({"prompt": "<image>a=", "images": [str(tmp_path / f"{color}.png")]})
-    table = ask(run, asked)
-    white, black = (row.answers[0][0] for row in table.rows)
-    assert white != black
+    table = ask(run, [*asked, asked[0]])
+    white, black, again = (row.answers[0][0] for row in table.rows)
+    assert white != black and white == again
     assert all(len(row.pictures) == 1 for row in (*table.rows, *ask(run).rows))
     html = table._repr_html_()
-    assert html.count("<img") == 2 and "image_pad" not in html
+    assert html.count("<img") == 3 and "image_pad" not in html
     assert "correct" not in html + str(table)  # own prompts have no label

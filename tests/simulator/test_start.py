@@ -87,14 +87,16 @@ def start(cluster, kind: str | None, **more) -> RayWorkerGroup:
     )
 
 
-@pytest.mark.parametrize("kind", ROLES)
-def test_a_worker_is_a_fork_that_imports_little(cluster, kind):
-    with start(cluster, kind) as group:
+@pytest.mark.parametrize(
+    ("kind", "threads"), [("trainer", "1"), ("rollout", "1"), ("trainer", "2")]
+)
+def test_a_worker_is_a_fork_that_imports_little(cluster, kind, threads):
+    with start(cluster, kind, env={"OMP_NUM_THREADS": threads}) as group:
         infos = group.call("process_info")
         assert group.call("devices") == [1, 1]
     for rank, info in enumerate(infos):
         assert info["fork"] and "fork_server" in info["server"]
-        assert info["visible"] == str(rank)
+        assert info["visible"] == str(rank) and info["threads"] == int(threads)
         assert not loaded(info["modules"], kind)
         # what its role imports was imported by the server
         assert len(info["own_modules"]) < 0.05 * len(info["modules"]), info["own_modules"]

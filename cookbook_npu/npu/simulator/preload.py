@@ -38,8 +38,8 @@ from ...npu.simulator.fork_server import (
 PRELOAD_ENV = "COOKBOOK_NPU_PRELOAD"  # "0": every worker is a fresh interpreter
 SERVER_ENV = "COOKBOOK_NPU_WORKER_SERVER"  # address of the server, for Ray's processes
 
-# read by packages that are not imported in advance
-LATER = ("VLLM_*", "PYTORCH_NPU_ALLOC_CONF")
+# read by packages that are not imported in advance, or set in a fork by `apply_env`
+LATER = ("VLLM_*", "PYTORCH_NPU_ALLOC_CONF", "OMP_NUM_THREADS")
 
 WORKER = (
     "cookbook_npu.npu.shims.torchvision_ops:install_finder",
@@ -81,6 +81,12 @@ class WorkerServer:
             yield
         finally:
             del os.environ[SERVER_ENV]
+
+    def run(
+        self, target: str, kwargs: Mapping[str, Any], env: Mapping[str, str], output: int
+    ) -> ForkedProcess | None:
+        "Call a function in a fork, see `fork_process`; `None`: the server has ended"
+        return fork_process(target, kwargs, (), env, output, address=self.address)
 
     def startup_env(self, env: Mapping[str, str]) -> dict[str, str]:
         "Return the variables that make Ray start a fresh interpreter, if import variables differ"
