@@ -19,10 +19,9 @@ class Jumps(selectors.DefaultSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     "What would run in a thread runs after a random time"
 
-    def __init__(self, seed=0, thread_s=0.001):
+    def __init__(self, seed=0):
         self.jumps = Jumps()
         self.random = random.Random(seed)
-        self.thread_s = thread_s
         super().__init__(self.jumps)
 
     def time(self):
@@ -32,7 +31,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.create_task(self._later(work, *args))
 
     async def _later(self, work, *args):
-        await asyncio.sleep(self.random.uniform(0, self.thread_s))
+        await asyncio.sleep(self.random.uniform(0, 0.001))
         return work(*args)
 
 

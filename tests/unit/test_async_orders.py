@@ -48,8 +48,7 @@ class Engine:
     def __init__(self, rank, world_size):
         self.running = []
         self.version = -1
-        self.dies = False
-        self.busy = False
+        self.dies = self.busy = False
 
     async def _call(self, seconds=0.0):
         assert not self.busy, "two calls at a time"
@@ -147,8 +146,7 @@ class Run:
         failures = SimpleNamespace(count=lambda error: None)
         self.sampler = AsyncSampler(self.state, Grading(self.state), failures)
         self.weights = AsyncWeightUpdate(self.state, self.sampler)
-        self.step = 0
-        self.trained = []
+        self.step, self.trained = 0, []
 
     def engine(self):
         return Group.create("rollout", Engine)
