@@ -245,6 +245,7 @@ class AsyncWeightUpdate:
             except (WeightUpdateError, MissingError) as error:
                 # missing: the process that held the buckets of a machine has just died
                 if attempt == 2:
+                    await self.state.trainer.start("health")  # raises if it was the trainer
                     raise
                 self.state.folder.event(
                     "weight_update_retry", version=manifest.version, why=error.what
