@@ -77,7 +77,9 @@ def execute(missing: list[Path], workers: str) -> None:
     "Run notebooks as their tests; each leaves its executed copy"
     file = "tests/notebooks/test_notebooks.py"
     names = [str(path.relative_to(ROOT / "nbs")) for path in missing]
-    tests = [f"{file}::test_notebook[{name}]" for name in names]
+    own = [name for name in names if name.startswith("contrib/")]
+    tests = [f"{file}::test_notebook[{name}]" for name in names if name not in own]
+    tests += ["tests/contrib/test_contrib_notebooks.py"] if own else []
     print(f"executing {len(tests)} notebooks")
     command = [sys.executable, "-m", "pytest", "-n", workers, *tests]
     subprocess.run(command, cwd=ROOT, check=True)

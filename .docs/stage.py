@@ -11,6 +11,7 @@ from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
+import drawing
 import plans
 import reference
 import typer
@@ -320,8 +321,9 @@ def commands_page() -> str:
 
 
 def chapter(title: str, about: str, entries: list[str]) -> str:
-    "A page that lists pages"
+    "A page that lists pages; a table of them replaces the list"
     lines = [f"# {title}", "", about, "", "```{toctree}", ":glob:", ":maxdepth: 1"]
+    lines += [":hidden:"] if "| --- |" in about else []
     return "\n".join([*lines, *entries, "```", ""])
 
 
@@ -402,6 +404,7 @@ def chapter_pages() -> dict[str, str]:
     pages = {}
     for name in names:
         about = f"Notebooks of `cookbook_npu.{name}`: each explains, defines and tests one module."
+        about += f"\n{drawing.contents(name)}"
         pages[f"modules/{name}.md"] = chapter(
             SUBPACKAGES.get(name, name), about, [f"../nbs/{name}/*"]
         )
@@ -419,7 +422,8 @@ def chapter_pages() -> dict[str, str]:
         "simulator": ("Simulator", ["../nbs/npu/simulator/*"]),
     }
     for name, (title, entries) in listed.items():
-        pages[f"npu/{name}.md"] = chapter(title, "", entries)
+        about = drawing.contents(f"npu.{name}") if name != "device" else ""
+        pages[f"npu/{name}.md"] = chapter(title, about, entries)
     about = "The device, what is patched for it and why, and the simulated NPU of the laptop scale."
     pages["npu/index.md"] = chapter("NPU", about, list(listed))
     api = sorted(name.removesuffix(".md") for name in reference.pages())

@@ -146,8 +146,8 @@ def add_defaults(notebook: Path, given: Given) -> Given:
     if found.get("overrides") is ...:
         raise ConfigError(
             f"{notebook}: overrides is no literal in the cell of parameters, and a command replaces it",
-            "Write `overrides = None` there, and `overrides={...} | (overrides or {})` "
-            "in the recipe's call.",
+            "Write `overrides = None` there, and `overrides = {...} | (overrides or {})` "
+            "above the recipe's call.",
         )
     defaults = {
         name: value
@@ -604,7 +604,7 @@ def _config(
         shown += advanced
     for key in shown:
         head = f"{key.name:38} {key.tier:8} {key.default!s:20} "
-        meaning = f"{key.meaning} ({key.where})" if key.where else key.meaning
+        meaning = f"{key.meaning} ({key.only})" if key.only else key.meaning
         # a narrow terminal has no room for the meaning on the same line
         narrow = 0 < terminal_columns() < len(head) + 40
         typer.echo(fit(f"{head.rstrip()}\n    {meaning}" if narrow else head + meaning))

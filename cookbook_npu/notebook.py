@@ -9,13 +9,14 @@ __all__ = ['read_notebook', 'parameter_defaults', 'check_parameters', 'recipe_of
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError, nearest
-from .recipes import RECIPES
+from .recipes import PARAMETERS, RECIPES
 
 # %% ../nbs/07_notebook.ipynb #15fd6981
 _COPY = "Start from a copy of a recipe's notebook."
@@ -138,25 +139,28 @@ def parameter_defaults(path: Path) -> dict[str, Any]:
 
 # %% ../nbs/07_notebook.ipynb #083f0c03
 def check_parameters(
-    cells: Sequence[str] | None = None,  # sources; None: what this kernel has executed
-) -> None:
-    "Raise `ConfigError` if papermill was given a parameter that the notebook does not have"
-    if cells is None:
-        from IPython import get_ipython
+    names: Mapping[str, Any] | None = None,  # the notebook's globals(); None: the caller's
+) -> dict[str, Any]:
+    """Return the values of the parameters cell, to call a recipe with
 
-        shell = get_ipython()
-        cells = shell.user_ns["In"] if shell else ()
+    Raises `ConfigError` if papermill was given a parameter that the notebook does not have."""
+    names = sys._getframe(1).f_globals if names is None else names
     known: set[str] = set()
-    for source in cells or ():
+    own: Container[str] = names  # of a script, which has no cells
+    for source in names.get("In", ()):  # what the kernel has executed
         with suppress(SyntaxError):  # magics
             assigned = _assignments(source).keys()
             unknown = sorted(assigned - known)
-            if unknown and source.startswith("# Parameters\n"):
+            injected = source.startswith("# Parameters\n")
+            if injected and unknown:
                 raise ConfigError(
                     f"the notebook has no parameter {unknown[0]!r}",
                     nearest(unknown[0], known),
                 )
+            if {"scale", "overrides"} <= assigned and not injected:
+                own = assigned
             known |= assigned
+    return {n: names[n] for n in ("scale", *PARAMETERS, "overrides") if n in own}
 
 # %% ../nbs/07_notebook.ipynb #16ada6b7
 def _calls(source: str) -> Iterator[ast.Call]:
@@ -169,15 +173,20 @@ def _calls(source: str) -> Iterator[ast.Call]:
 
 def recipe_of(path: Path) -> str | None:
     "Return the recipe that a notebook calls with its parameters; `None`: its configuration is its own"
-    found = []
+    parameters = parameter_defaults(path)
+    found, changed = [], False
     for cell in read_notebook(path)["cells"]:
-        calls = _calls(cell["source"]) if cell["cell_type"] == "code" else ()
-        for call in calls:
+        tags = {"parameters", "injected-parameters"} & {*cell["metadata"]["tags"]}
+        if cell["cell_type"] != "code" or tags:
+            continue
+        with suppress(SyntaxError):
+            changed |= bool(_assignments(cell["source"]).keys() & parameters.keys())
+        for call in _calls(cell["source"]):
             if not isinstance(call.func, ast.Name) or call.func.id not in RECIPES:
                 continue
-            passed = [
-                isinstance(k.value, ast.Name) and k.value.id == k.arg for k in call.keywords
+            values = [
+                (k.arg or "check_parameters()", ast.unparse(k.value)) for k in call.keywords
             ]
-            found.append(call.func.id if all(passed) and not call.args else None)
-    literal = ... not in parameter_defaults(path).values()
-    return found[0] if len(found) == 1 and literal else None
+            passed = all(name == value for name, value in values)
+            found.append(call.func.id if passed and not call.args and not changed else None)
+    return found[0] if len(found) == 1 and ... not in parameters.values() else None

@@ -96,7 +96,7 @@ def _token_returns(
     mask_BT = _pad(masks)
     kl_BT = None if kl is None else _pad(kl)
     reward_BT = token_rewards(score_B, mask_BT, kl_BT, config.kl_in_reward)
-    return_BT = discounted_returns(reward_BT, mask_BT, config.gamma)
+    return_BT = discounted_returns(reward_BT, mask_BT)
     return [return_BT[i, : len(m)] for i, m in enumerate(masks)]
 
 # %% ../../nbs/rl/07_algorithms.ipynb #f8299c9f
@@ -159,7 +159,7 @@ def _response_kl(kl: Sequence[Tensor], masks: Sequence[Tensor]) -> Tensor:
 # %% ../../nbs/rl/07_algorithms.ipynb #8ac07efb
 @torch.no_grad()
 def compute_gae(
-    config: AlgorithmConfig,  # gamma, lambda, whitening, KL in the reward
+    config: AlgorithmConfig,  # lambda, whitening, KL in the reward
     rewards_B: Tensor,
     masks: Sequence[Tensor],  # loss mask of each response
     values: Sequence[Tensor],  # critic's value of each token of each response
@@ -172,9 +172,7 @@ def compute_gae(
     mask_BT = _pad(masks)
     kl_BT = None if kl is None else _pad(kl)
     reward_BT = token_rewards(rewards_B, mask_BT, kl_BT, config.kl_in_reward)
-    adv_BT, return_BT = gae(
-        reward_BT, _pad(values), mask_BT, config.gamma, config.gae_lambda
-    )
+    adv_BT, return_BT = gae(reward_BT, _pad(values), mask_BT, lam=config.gae_lambda)
     advantages = [adv_BT[i, : len(m)] for i, m in enumerate(masks)]
     returns = [return_BT[i, : len(m)] for i, m in enumerate(masks)]
     if config.whiten:

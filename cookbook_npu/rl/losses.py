@@ -200,7 +200,7 @@ def _estimate(d_T: Tensor, estimator: KlEstimator) -> Tensor:
         return d_T
     if estimator == "k2":
         return d_T.square() / 2
-    if estimator == "k3":
+    if estimator in ("k3", "k3_unbiased"):
         beyond_T = (-d_T - K3_TANGENT).clamp(min=0)
         tangent_T = math.exp(K3_TANGENT) * beyond_T
         return torch.expm1((-d_T).clamp(max=K3_TANGENT)) + tangent_T + d_T

@@ -589,6 +589,8 @@ def main() -> None:
     )
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.mkl and args.dtype == "bfloat16":
+        parser.error("--mkl: PyTorch multiplies bfloat16 matrices with oneDNN, too")
     if args.work:
         return work(args.work[0], Path(args.work[1]), Path(args.work[2]))
     installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}

@@ -1,6 +1,7 @@
 """A run with one real tracker: `python tracker_jobs.py NAME ROOT SESSION`, one session after the other."""
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.runs.answers import AnswerRow, AnswerTable
 from cookbook_npu.runs.folder import RunFolder
 from cookbook_npu.runs.metrics import Tracker
-from cookbook_npu.runs.trackers import open_trackers
+from cookbook_npu.runs.trackers import PROJECT_ENV, open_trackers
 
 # names as a run has them, one from the data, and what is left out
 METRICS = {
@@ -42,8 +43,8 @@ def main(name, root, session):
         "output.trackers": [name],
         "output.root": root,
         "output.name": "run",
-        "output.project": "project",
     }
+    os.environ[PROJECT_ENV[name]] = "project"
     config = override(qwen3_4b_colocate("laptop"), values)
     if session == "first":
         folder = RunFolder.create(config)

@@ -241,11 +241,12 @@ def test_a_loss_of_the_users_trains_as_the_same_loss_of_the_package(tmp_path):
         assert metrics[1][2][name] == pytest.approx(metrics[0][2][name], rel=1e-6), name
 
 
-IN_THE_CALL = """overrides={
-        "reward.scorers": {shortest: 1.0},
-        "algorithm.loss": unclipped,
-        **(overrides or {}),
-    },"""
+ABOVE_THE_CALL = """overrides = {
+    "reward.scorers": {shortest: 1.0},
+    "algorithm.loss": unclipped,
+    **(overrides or {}),
+}
+"""
 
 
 def cell_of(page: str) -> str:
@@ -260,7 +261,7 @@ def test_functions_of_cells_grade_and_train_and_outlive_the_notebook(tmp_path):
     "Trainer and graders import them; a shell resumes and evaluates with their copy in the run folder"
     notebook = json.loads((ROOT / "recipes/qwen3_4b_colocate.ipynb").read_text())
     call = next(c for c in notebook["cells"] if "config = qwen" in "".join(c["source"]))
-    code = "".join(call["source"]).replace("overrides=overrides,", IN_THE_CALL)
+    code = ABOVE_THE_CALL + "".join(call["source"])
     call["source"] = cell_of("own_reward") + cell_of("own_loss") + code
     mine, root = tmp_path / "mine.ipynb", tmp_path / "runs"
     mine.write_text(json.dumps(notebook))

@@ -160,14 +160,14 @@ def test_every_failure_costs_its_own_response_alone(endpoint, opened, monkeypatc
         "refused": "status 400: no such model, key ***",
         "hang": "within 3 s",
         "drip": "within 3 s",
-        "long 7": "truncated at reward.judge.max_reply_tokens 512",
+        "long 7": "truncated: raise max_tokens",
     }.items(),
 )
 def test_a_failure_says_why_and_no_key(opened, monkeypatch, message, why):
-    monkeypatch.setenv("JUDGE_KEY_OF_TEST", KEY)
+    monkeypatch.setenv("JUDGE_API_KEY", KEY)
     monkeypatch.setattr(judge_module, "REQUEST_TIMEOUT_S", 3.0)
     monkeypatch.setattr(judge_module, "RETRIES", 0)
-    judge = opened(api_key_env="JUDGE_KEY_OF_TEST")
+    judge = opened()
     assert judge.scores([message]) == [None]
     assert why in judge.failure and KEY not in judge.failure
 
@@ -175,9 +175,10 @@ def test_a_failure_says_why_and_no_key(opened, monkeypatch, message, why):
 def test_the_request_has_fields_that_vllm_knows(endpoint, opened):
     "The class of the installed vLLM, from its source: importing it takes seconds"
     opened().scores(["good 1"])
-    opened(chat_template_kwargs={"enable_thinking": False}).scores(["good 1"])
+    more = {"chat_template_kwargs": {"enable_thinking": False}, "max_tokens": 600}
+    opened(request_args=more).scores(["good 1"])
     plain, thoughtless = endpoint.bodies
-    assert thoughtless == plain | {"chat_template_kwargs": {"enable_thinking": False}}
+    assert thoughtless == plain | more
     vllm = importlib.util.find_spec("vllm")
     if vllm is None:
         pytest.skip("vllm is not installed")
@@ -236,8 +237,8 @@ def test_a_budget_of_requests_is_never_exceeded(endpoint, opened, tmp_path):
 
 
 def test_the_key_is_sent_and_never_stored(endpoint, opened, monkeypatch, tmp_path):
-    monkeypatch.setenv("JUDGE_KEY_OF_TEST", KEY)
-    judge = opened(tmp_path, api_key_env="JUDGE_KEY_OF_TEST")
+    monkeypatch.setenv("JUDGE_API_KEY", KEY)
+    judge = opened(tmp_path)
     judge.scores(["good 1"])
     judge.close()
     assert endpoint.keys == {f"Bearer {KEY}"}

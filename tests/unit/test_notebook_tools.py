@@ -130,6 +130,7 @@ def test_what_cannot_run_is_refused_in_one_sentence(name, tmp_path):
 
 OWN = {  # what a notebook has in place of the call of its recipe
     "values": "config = qwen3_4b_colocate(scale=scale, num_steps=5, overrides=overrides)",
+    "changed": "overrides = {'seed': 2}\nconfig = qwen3_4b_colocate(**check_parameters())",
     "positions": "config = qwen3_4b_colocate(scale, overrides=overrides)",
     "configuration": "config = RunConfig(recipe='mine', scale=scale)",
     "recipe": "mine = Recipe('mine', 'Mine', base={})\nconfig = mine(scale=scale)",

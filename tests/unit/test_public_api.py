@@ -37,7 +37,7 @@ SIGNATURES = {
     "compare_runs": "a, b",
     "answer_table": "run, prompts=6",
     "check_learning": "folder",
-    "check_parameters": "cells=None",
+    "check_parameters": "names=None",
     "show_result": "folder",
     "watch": "run, every_s=1.0",
     "write_report": "folder, references=None, title='', panels=...",

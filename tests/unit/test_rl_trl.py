@@ -165,7 +165,7 @@ CASES = {
     ),
     "grpo with unbiased KL": (
         "grpo",
-        dict(kl_loss_type="k3", kl_unbiased=True),
+        dict(kl_loss_type="k3_unbiased"),
         dict(beta=BETA),
     ),
     "dr_grpo": (
