@@ -312,6 +312,9 @@ class _Call(Generic[_T]):
     answer: "Future[_T | CallFailure]" = field(default_factory=Future)
     began: float = 0.0  # time.monotonic(), s
 
+    def __post_init__(self) -> None:
+        self.answer.set_running_or_notify_cancel()  # whoever waits for it cannot cancel it
+
     def skip(self) -> "Future[_T | CallFailure]":
         self.answer.set_result(CallFailure("it was not called"))
         return self.answer

@@ -8,9 +8,9 @@ __all__ = ['EpisodeOutcome', 'ObservationTokens', 'EnvironmentAnswer', 'SUMMARY_
            'EpisodeStream']
 
 # %% ../../nbs/rollout/04_episodes.ipynb #4c32e40a
-import threading
+import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -384,21 +384,17 @@ def episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 # %% ../../nbs/rollout/04_episodes.ipynb #490eb4ac
 class EpisodeStream:
-    "Episodes that take their turns independently"
+    "Episodes that take their turns independently, in an event loop"
 
     def __init__(
         self,
         runner: EpisodeRunner,
-        changed: threading.Condition,  # the lock, reentrant
-        # start(work, *args) in a thread whose errors are reported
-        start: Callable[..., Any],
-        on_answer: Callable[[Episode], None],  # called with the lock
+        start: Callable[[Coroutine[Any, Any, None]], Any],  # a task; reports its errors
+        on_answer: Callable[[Episode], None],
     ):
         self.runner = runner
-        self.changed = changed
         self.start = start
         self.on_answer = on_answer
-        self.closed = False
 
     def begin(
         self, requests: Sequence[Request], prompt: Prompt, limit: int
@@ -406,7 +402,9 @@ class EpisodeStream:
         "Start an episode for each request; `on_answer` reports when it can be sampled"
         episodes = {request.index: Episode(request, prompt) for request in requests}
         for episode in episodes.values():
-            self._wait_for(episode, None, self.runner.start_reset(episode), limit)
+            episode.waits = True
+            call = self.runner.start_reset(episode)
+            self.start(self._record(episode, None, call, limit))
         return episodes
 
     def take(self, episode: Episode, sample: Sample, limit: int) -> bool:
@@ -414,7 +412,9 @@ class EpisodeStream:
         if not episode.take(sample):
             self.runner.environments.release([episode])
             return False
-        self._wait_for(episode, sample, self.runner.start_step(episode, sample), limit)
+        episode.waits = True
+        call = self.runner.start_step(episode, sample)
+        self.start(self._record(episode, sample, call, limit))
         return True
 
     def drop(self, episodes: Sequence[Episode]) -> None:
@@ -423,33 +423,19 @@ class EpisodeStream:
             episode.dropped = True
         self.runner.environments.release([e for e in episodes if not e.waits])
 
-    def close(self) -> None:
-        "Ignore all further answers"
-        with self.changed:
-            self.closed = True
-
-    def _wait_for(
+    async def _record(
         self,
         episode: Episode,
         sample: Sample | None,
         call: Future[EnvironmentAnswer],
         limit: int,
     ) -> None:
-        episode.waits = True
-
-        def answered(call: Future[EnvironmentAnswer]) -> None:
-            with self.changed:  # in an environment thread: hand over to `start`
-                if not self.closed:
-                    self.start(record, call.result())
-
-        def record(answer: EnvironmentAnswer) -> None:
-            self.runner.record_answer(episode, sample, answer, limit)
-            with self.changed:
-                episode.waits = False
-                over = episode.dropped or episode.outcome is not None
-                if over or episode.failure is not None:
-                    self.runner.environments.release([episode])
-                if not episode.dropped:
-                    self.on_answer(episode)
-
-        call.add_done_callback(answered)
+        "Record the answer of an environment when it arrives"
+        answer = await asyncio.wrap_future(call)
+        self.runner.record_answer(episode, sample, answer, limit)
+        episode.waits = False
+        over = episode.dropped or episode.outcome is not None
+        if over or episode.failure is not None:
+            self.runner.environments.release([episode])
+        if not episode.dropped:
+            self.on_answer(episode)

@@ -6,6 +6,7 @@
 __all__ = ['CONTROL_METHODS', 'make_engine', 'RolloutWorker', 'Engines']
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #d9d9bb22
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -180,14 +181,27 @@ class Engines:
 
     def try_each(self, method: str, args: Sequence[tuple]) -> list[Any]:
         "Call every engine with its own arguments; return its result or its `RoleError`"
+        return self._results(self._start_each(method, args))
+
+    async def ask_each(self, method: str, args: Sequence[tuple]) -> list[Any]:
+        "Call like `try_each`, in an event loop"
+        calls = self._start_each(method, args)
+        started = [call for call in calls if not isinstance(call, RoleError)]
+        await asyncio.gather(*started, return_exceptions=True)
+        return self._results(calls)
+
+    def _start_each(self, method: str, args: Sequence[tuple]) -> list[Future | RoleError]:
         started: list[Future | RoleError] = []
         for group, own in zip(self.groups, args, strict=True):
             try:
                 started.append(group.start(method, *own))
             except RoleError as error:
                 started.append(error)
+        return started
+
+    def _results(self, calls: list[Future | RoleError]) -> list[Any]:
         results: list[Any] = []
-        for call in started:
+        for call in calls:
             try:
                 results.append(call if isinstance(call, RoleError) else call.result()[0])
             except RoleError as error:

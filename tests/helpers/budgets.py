@@ -15,7 +15,7 @@ from cookbook_npu.config import config_keys
 # reached on 2026-11-29, and 1 % more where a number is large
 BUDGETS: dict[str, int] = {
     "lines of front": 6760,
-    "lines of cluster": 2370,
+    "lines of cluster": 2380,
     "lines of contrib": 720,
     "lines of data": 7660,
     "lines of model": 3640,
@@ -26,7 +26,7 @@ BUDGETS: dict[str, int] = {
     "lines of rollout": 3940,
     "lines of runs": 5035,
     "lines of targets": 240,
-    "lines of train": 7700,
+    "lines of train": 7610,
     "lines of weights": 1015,
     "lines of the package": 57400,
     "notebooks": 172,

@@ -142,7 +142,7 @@ def test_a_crash_is_reported_while_the_other_rank_hangs(cluster):
             RoleError, match=r"probe rank 1 of 2: crash_or_hang\(\): the process died"
         ) as caught:
             group.call("crash_or_hang", 1)
-        assert "in crash_or_hang" in Path(group.logs[1]).read_text()
+        assert "in crash_or_hang" in Path(group.workers[1].log).read_text()
         assert "last lines of" in caught.value.__notes__[0]
         pids = group.pids
     assert not any(psutil.pid_exists(pid) for pid in pids)
