@@ -19,12 +19,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, DataError, ShimError
 from .megatron import MegatronModel
-from ..model.packing import (
-    ContextPart,
-    TokenBatch,
-    model_inputs,
-    split_context,
-)
+from .packing import ContextPart, TokenBatch, model_inputs, split_context
 from .routing_replay import replay_experts, stop_replay
 
 # %% ../../nbs/model/04_logprobs.ipynb #c0df4016

@@ -35,9 +35,7 @@ from ..errors import (
     RewardError,
     RoleError,
 )
-from ..plan.preflight import (
-    check_engine,
-)
+from ..plan.preflight import check_engine
 from ..plan.roles import role_environment
 from .export import chosen_checkpoint, evaluated_at, policy_folder
 from ..runs.answers import AnswerRow, AnswerTable, board_or_text

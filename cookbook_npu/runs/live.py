@@ -29,13 +29,7 @@ from ..runs.metrics import (
     step_line,
     to_columns,
 )
-from ..runs.plots import (
-    COLOURS,
-    PANELS,
-    Panel,
-    matching_metrics,
-    plot_curves,
-)
+from .plots import COLOURS, PANELS, Panel, matching_metrics, plot_curves
 
 # %% ../../nbs/runs/03_live.ipynb #9984eeac
 def in_notebook() -> bool:

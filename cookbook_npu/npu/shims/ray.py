@@ -16,12 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..device import NPU
-from ...npu.shims.registry import (
-    MonkeyPatch,
-    Shim,
-    registry,
-    wrap,
-)
+from .registry import MonkeyPatch, Shim, registry, wrap
 
 # %% ../../../nbs/npu/shims/05_ray.ipynb #b0299852
 OLD_NAMES = {"RAY_EXPERIMENTAL_NOSET_ASCEND_VISIBLE_DEVICES": NPU.noset_env}

@@ -90,16 +90,16 @@ def fill_nothing(module: ModuleType) -> None:
 # %% ../../../nbs/npu/simulator/02_stubs.ipynb #ba2b2fba
 def fill_reductions(module: Any) -> None:
     "Add the function that opens NPU memory of another process"
-    from ...npu.simulator import handles
+    from ...npu.simulator import patches
 
-    module.rebuild_npu_tensor = handles.rebuild_npu_tensor
+    module.rebuild_npu_tensor = patches.rebuild_npu_tensor
 
 
 def fill_transfer_to_npu(module: ModuleType) -> None:
     "Redirect cuda names to the NPU, as importing the real module does"
-    from ...npu.simulator import redirect
+    from ...npu.simulator import patches
 
-    redirect.redirect_cuda()
+    patches.redirect_cuda()
 
 # %% ../../../nbs/npu/simulator/02_stubs.ipynb #8c933139
 def make_mstx() -> ModuleType:
@@ -175,7 +175,7 @@ def register_stubs() -> None:
     import torch
 
     torch.utils.rename_privateuse1_backend("npu")
-    from ...npu.simulator import handles, hccl, runtime
+    from ...npu.simulator import patches, runtime
 
     npu: Any = runtime
     torch._register_device_module("npu", npu)
@@ -187,5 +187,5 @@ def register_stubs() -> None:
     npu.mstx = make_mstx()
     sys.modules.update(_submodules(npu))
     register_acl()
-    hccl.register_hccl()
-    handles.register_handles()
+    patches.register_hccl()
+    patches.register_handles()
