@@ -100,7 +100,7 @@ ONLY_ON_THE_SITE = {
     ".github/README_zh.md": "zh/readme.md",
     "cookbook_npu": "reference/api/index.md",
     "cookbook_npu/cli.py": "reference/commands.md",
-    "cookbook_npu/config.py": "reference/configuration.md",
+    "cookbook_npu/config/sections.py": "reference/configuration.md",
     "nbs": "modules/index.md",
 }
 

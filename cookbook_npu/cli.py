@@ -10,7 +10,7 @@ __all__ = ['app', 'complete_recipes', 'complete_parameters', 'complete_scales', 
            'planned_config', 'machine_need', 'one_scale', 'save_bundle', 'planned_notebook', 'recipe_summary',
            'compared', 'job_words', 'job_parameters', 'end_job', 'check_options', 'devices_of_machine', 'check_nodes',
            'check_network', 'check_launch', 'new_job', 'resume_job', 'start_job', 'follow_job', 'show_rehearsal',
-           'main', 'exit_with']
+           'refuse_removed', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
 import inspect
@@ -40,12 +40,12 @@ from .config import (
     OutputConfig,
     RunConfig,
     config_keys,
-    default_runs_folder,
     find_run,
     flat_overrides,
     same_setting,
-    shims_environment,
 )
+from .config.sections import NAMES as OTHER_NAMES
+from .config.sections import default_runs_folder, shims_environment
 from .data.inputs import read_inputs
 from .errors import (
     ConfigError,
@@ -74,7 +74,6 @@ from .recipes import (
     have_prompts,
     parameters_of,
 )
-from .removed import refuse_removed
 from .stop import RunStopped, ignore_signals, refuse_tenant, resume_hint
 from .targets.target import TARGETS, find_target
 from .terminal import counted, fit, printable, terminal_columns
@@ -1573,6 +1572,19 @@ def show_rehearsal(config: RunConfig, runs: Path) -> None:
     data = read_own_data(config)
     rows = rehearse(config, str(runs))
     typer.echo(rehearsal_summary(config, rows, data))
+
+# %% ../nbs/99_cli.ipynb #7e4e9686
+def refuse_removed(
+    words: Sequence[str],  # arguments of `cookbook-npu`
+) -> None:
+    "Raise `ConfigError` for a command or an option of the last release"
+    command = next((word for word in words if not word.startswith("-")), "")
+    if remedy := OTHER_NAMES["removed_commands"].get(command):
+        raise ConfigError(f"{command} is no command now", remedy)
+    for word in words:
+        option = f"{command} {word.partition('=')[0]}"
+        if remedy := OTHER_NAMES["removed_options"].get(option):
+            raise ConfigError(f"{option} is no option now", remedy)
 
 # %% ../nbs/99_cli.ipynb #5d35e941
 def main() -> None:

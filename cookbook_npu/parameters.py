@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .config import RunConfig, config_keys, config_sections, flat_overrides
+from .config import RunConfig, config_keys, flat_overrides
+from .config.sections import config_sections
 from .errors import ConfigError, MissingError, decode_text
 from .recipes import PARAMETERS, RECIPES, changed_settings
 

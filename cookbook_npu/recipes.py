@@ -19,17 +19,10 @@ from importlib import resources
 from typing import Annotated, Any, get_origin, get_type_hints
 
 
-from .config import (
-    TASK_NAMES,
-    ModelConfig,
-    RunConfig,
-    Scale,
-    flat_overrides,
-    key_table,
-    override,
-)
+from .config import ModelConfig, RunConfig, flat_overrides, key_table, override
+from .config.sampling import TASK_NAMES
 from .errors import ConfigError, nearest
-from .targets.target import SCALES, find_target
+from .targets.target import SCALES, Scale, find_target
 
 # %% ../nbs/02_recipes.ipynb #43640501
 Settings = Mapping[str, Any]  # dotted configuration key -> value

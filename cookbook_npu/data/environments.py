@@ -27,6 +27,7 @@ from typing import Any, Generic, Self, TypeVar
 
 
 from ..config import RewardConfig
+from ..config.sections import NAMES
 from .equality import evaluate_expression
 from .final_answer import label_text
 from .graders import SCORERS, check_label
@@ -34,7 +35,6 @@ from .messages import ToolCall, parse_tool_calls, without_reasoning
 from .rewards import GradingJob, GradingPool
 from .sample import Prompt
 from ..errors import ConfigError, import_own, nearest
-from ..removed import NAMES
 
 # %% ../../nbs/data/12_environments.ipynb #eff74a45
 Messages = Sequence[Mapping[str, Any]]  # each with role and content

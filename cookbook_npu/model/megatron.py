@@ -27,11 +27,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ..config import (
-    LoraConfig,
-    ModelConfig,
-    OptimConfig,
-    ParallelConfig,
+from ..config import LoraConfig, ModelConfig, OptimConfig, ParallelConfig
+from ..config.checks import (
     check_argument_names,
     check_context,
     check_expert_adapters,

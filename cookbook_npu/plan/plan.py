@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
-from ..config import RunConfig, why_merged
+from ..config import RunConfig
+from ..config.sections import why_merged
 from ..data.hub import PACKAGED_MODELS
 from ..data.tasks import GENERATED
 from ..errors import ConfigError

@@ -19,14 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..config import (
-    RunConfig,
+from ..config import RunConfig, is_tiny
+from ..config.checks import (
     check_argument_names,
     check_context,
     check_expert_adapters,
     check_experts,
     check_pipeline,
-    is_tiny,
 )
 from ..data.hub import local_model
 from ..data.inputs import Inputs, read_inputs, use_code_folder

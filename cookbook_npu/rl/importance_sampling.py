@@ -11,7 +11,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from ..config import RolloutIS, RolloutISLevel
+from ..config.training import RolloutIS, RolloutISLevel
 from ..errors import ConfigError, nearest
 from .sequences import Sequences, TokenName, check_aligned, upcast
 

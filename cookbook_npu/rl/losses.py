@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['K3_TANGENT', 'LOSS_AGG_MODES', 'policy_loss', 'gspo_loss', 'gmpo_loss', 'cispo_loss', 'sapo_loss', 'dppo_loss',
-           'value_loss', 'kl_estimate', 'token_weights', 'weighted_sum']
+           'value_loss', 'kl_estimate', 'token_weights', 'weighted_sum', 'distillation_advantages']
 
 # %% ../../nbs/rl/03_losses.ipynb #08963476
 import math
@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from ..config import KlEstimator, LossAggMode
+from ..config.training import KlEstimator, LossAggMode
 from ..errors import ConfigError, DataError, nearest
 from .sequences import Sequences, TokenName, check_aligned, upcast
 
@@ -303,3 +303,18 @@ def weighted_sum(
     # Where a weight is 0 the value may be anything, even inf at an observation, and 0 x inf
     # would be NaN.
     return torch.where(weight_T != 0, upcast(value_T) * weight_T, 0.0).sum()
+
+# %% ../../nbs/rl/03_losses.ipynb #0bfb9e27
+def distillation_advantages(
+    reward_advantage_T: Tensor,  # of the reward
+    old_logp_T: Tensor,  # log-probs under the policy, before the update
+    teacher_logp_T: Tensor,
+    coef: float,  # weight of the reverse KL
+    reward_coef: float,  # weight of the reward's advantage
+    token_name: TokenName | None = None,  # token position -> sample, for error messages
+) -> Tensor:  # advantage_T, float32
+    """Return the advantage of each token from the reward's and the teacher's log-prob
+
+    Raises `NumericsError` naming the first token that is not finite."""
+    reverse_kl_T = kl_estimate(old_logp_T, teacher_logp_T, "k1", token_name=token_name)
+    return reward_coef * reward_advantage_T.float() - coef * reverse_kl_T

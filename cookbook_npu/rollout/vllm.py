@@ -37,18 +37,10 @@ import torch
 from torch import Tensor
 
 # %% ../../nbs/rollout/03_vllm.ipynb #b2f000aa
-from ..config import (
-    EXPERTS_ON_CPU,
-    LoraConfig,
-    RunConfig,
-    WeightUpdateMethod,
-    check_argument_names,
-)
-from ..data.images import (
-    ImageProcessor,
-    collapse_placeholders,
-    image_settings,
-)
+from ..config import LoraConfig, RunConfig
+from ..config.checks import EXPERTS_ON_CPU, check_argument_names
+from ..config.sampling import WeightUpdateMethod
+from ..data.images import ImageProcessor, collapse_placeholders, image_settings
 from ..data.messages import end_token_ids
 from ..data.tokenizer import unsampled_token_ids
 from ..errors import EngineError, MissingError, WeightUpdateError

@@ -34,7 +34,6 @@ from typing import Any, Literal, Self
 from ..config import (
     DataConfig,
     RunConfig,
-    check_run_name,
     find_run,
     is_tiny,
     override,
@@ -42,6 +41,7 @@ from ..config import (
     stored_config,
     whole_run,
 )
+from ..config.sections import check_run_name
 from ..data.datasets import RecordCache
 from ..data.hub import local_model
 from ..errors import (

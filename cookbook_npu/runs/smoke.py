@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config import RunConfig, Scale, flat_overrides
+from ..config import RunConfig, flat_overrides
 from ..errors import ConfigError, SmokeFailed, nearest
 from ..recipes import Settings, find_recipe
 from .folder import RunFolder
@@ -23,7 +23,7 @@ from ..runs.metrics import (
     load_metrics,
     metric_points,
 )
-from ..targets.target import find_target
+from ..targets.target import Scale, find_target
 
 # %% ../../nbs/runs/16_smoke.ipynb #341e1c2a
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ from ..errors import (
     RewardError,
     RoleError,
 )
-from ..rl.filters import reward_nonzero_std
-from ..rl.staleness import StalenessGate, staleness_metrics
+from ..rl.filters import StalenessGate, reward_nonzero_std, staleness_metrics
 from ..rollout.engine import Request
 from ..rollout.episodes import Episode, EpisodeStream
 from .recovery import Failures

@@ -25,9 +25,13 @@ from ..data.rewards import pass_curve, tally
 from ..data.sample import ImageInput, Sample, prompt_source
 from ..errors import DataError, NumericsError
 from ..rl.algorithms import compute_advantages, compute_gae, compute_policy_loss
-from ..rl.distillation import distillation_advantages
 from ..rl.importance_sampling import importance_weights, mismatch_metrics
-from ..rl.losses import kl_estimate, token_weights, weighted_sum
+from ..rl.losses import (
+    distillation_advantages,
+    kl_estimate,
+    token_weights,
+    weighted_sum,
+)
 from ..rl.sequences import (
     Sequences,
     TokenName,

@@ -14,8 +14,9 @@ from cookbook_npu.config import config_keys
 
 # reached on 2026-11-29, and 1 % more where a number is large
 BUDGETS: dict[str, int] = {
-    "lines of front": 6760,
-    "lines of cluster": 2380,
+    "lines of front": 4265,
+    "lines of cluster": 2370,
+    "lines of config": 2600,
     "lines of contrib": 720,
     "lines of data": 7660,
     "lines of model": 3640,
@@ -73,8 +74,9 @@ def example_lines() -> int:
 
 def config_errors() -> int:
     "Return how often the configuration raises an error of its own"
-    source = ast.parse((PACKAGE / "config.py").read_text(encoding="utf-8"))
-    raised = [n.exc for n in ast.walk(source) if isinstance(n, ast.Raise)]
+    sources = [p.read_text(encoding="utf-8") for p in (PACKAGE / "config").glob("*.py")]
+    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+    raised = [n.exc for n in nodes if isinstance(n, ast.Raise)]
     calls = [e.func for e in raised if isinstance(e, ast.Call)]
     return sum(isinstance(f, ast.Name) and f.id.endswith("Error") for f in calls)
 

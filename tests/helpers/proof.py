@@ -13,7 +13,7 @@ from typing import Any
 
 from ranks import run_ranks
 
-from cookbook_npu.config import shims_environment
+from cookbook_npu.config.sections import shims_environment
 from cookbook_npu.errors import ShimError
 from cookbook_npu.npu.shims.registry import registry
 

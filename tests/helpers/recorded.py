@@ -18,9 +18,8 @@ from typing import Any
 
 import nbformat
 
-from cookbook_npu.config import RunConfig, key_table
+from cookbook_npu.config import REMOVED_KEYS, RunConfig, key_table
 from cookbook_npu.recipes import RECIPES, Expected
-from cookbook_npu.removed import REMOVED_KEYS
 from cookbook_npu.runs.folder import RunFolder, start_time
 from cookbook_npu.runs.metrics import count_steps, load_metrics, metric_points
 from cookbook_npu.runs.smoke import smoke_config
@@ -70,7 +69,7 @@ def settings(config: RunConfig) -> dict[str, Any]:
 
 def changed_settings(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
     "Keys with another value than in the recorded run; a new key may have its default"
-    unset = settings(RunConfig(recipe="any"))
+    unset = json.loads(json.dumps({k: v.default for k, v in key_table().items()}))
     removed = recorded.keys() - key_table().keys() - REMOVED_KEYS.keys()
     return [
         key

@@ -69,7 +69,6 @@ IN_LANE = set(
     """
 npu/device npu/shims/bootstrap npu/shims/fla npu/shims/mcore_bridge npu/shims/ray
 npu/shims/vllm_weights npu/shims/memory_saver npu/shims/torchvision_ops
-npu/simulator/handles
 cluster/ray_cluster cluster/worker_group cluster/launch
 data/images data/prompts data/grading_process data/rewards data/turns data/geometry
 data/tokenizer data/conversations

@@ -19,7 +19,7 @@ from cookbook_npu.data.rewards import Grade
 from cookbook_npu.data.sample import Prompt, Sample, continued_turns
 from cookbook_npu.errors import RoleError
 from cookbook_npu.recipes import qwen3_4b_colocate
-from cookbook_npu.rl.staleness import sample_age
+from cookbook_npu.rl.filters import sample_age
 from cookbook_npu.runs.metrics import Tracker
 from cookbook_npu.train.async_sampling import AsyncSampler, PoolStatus
 from cookbook_npu.train.async_weight_update import AsyncWeightUpdate

@@ -13,7 +13,7 @@ PRESET = (
 )
 SIGNATURES = {
     "RunConfig": None,  # its keys are the configuration: `cookbook-npu config --all`
-    "config_keys": "model=RunConfig, prefix=''",
+    "config_keys": "model=RunSections, prefix=''",
     "load_config": "path",
     "override": "config, overrides, given=None",
     "find_recipe": "name",

@@ -29,7 +29,7 @@ cookbook_npu.npu.stack.doctor cookbook_npu.plan.plan cookbook_npu.plan.preflight
 HEAVY = ("torch", "torch_npu", "ray", "transformers", "megatron", "vllm")
 
 # Each subpackage may import from the subpackages before it; the package's own front is above all.
-SUBPACKAGES = """terminal errors removed npu targets config recipes parameters notebook heartbeat stop scratch
+SUBPACKAGES = """terminal errors npu targets config recipes parameters notebook heartbeat stop scratch
 cluster data rl weights model rollout runs plan train policy contrib
 cli __main__ cookbook_npu""".split()
 

@@ -363,7 +363,7 @@ def reset_peak_host_memory_stats() -> None:
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #0f0a8bbe
 def ipc_collect() -> None:
-    "No-op: exported memory is freed with its owner (see `npu.simulator.handles`)"
+    "No-op: exported memory is freed with its owner (see `npu.simulator.patches`)"
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #4cae6bba
 class _Generators:

@@ -87,16 +87,16 @@ def fill_nothing(module: ModuleType) -> None:
 # %% ../../../nbs/npu/simulator/02_stubs.ipynb #ba2b2fba
 def fill_reductions(module: Any) -> None:
     "Add the function that opens NPU memory of another process"
-    from ...npu.simulator import handles
+    from ...npu.simulator import patches
 
-    module.rebuild_npu_tensor = handles.rebuild_npu_tensor
+    module.rebuild_npu_tensor = patches.rebuild_npu_tensor
 
 
 def fill_transfer_to_npu(module: ModuleType) -> None:
     "Redirect cuda names to the NPU, as importing the real module does"
-    from ...npu.simulator import redirect
+    from ...npu.simulator import patches
 
-    redirect.redirect_cuda()
+    patches.redirect_cuda()
 
 # %% ../../../nbs/npu/simulator/02_stubs.ipynb #8c933139
 def make_mstx() -> ModuleType:
@@ -164,7 +164,7 @@ def register_stubs() -> None:
     import torch
 
     torch.utils.rename_privateuse1_backend("npu")
-    from ...npu.simulator import handles, hccl, runtime
+    from ...npu.simulator import patches, runtime
 
     npu: Any = runtime
     torch._register_device_module("npu", npu)
@@ -178,5 +178,5 @@ def register_stubs() -> None:
     for name in ("amp", "random", "memory", "streams", "utils", "mstx"):
         sys.modules[f"torch_npu.npu.{name}"] = getattr(npu, name)
     register_acl()
-    hccl.register_hccl()
-    handles.register_handles()
+    patches.register_hccl()
+    patches.register_handles()
