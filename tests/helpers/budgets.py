@@ -12,24 +12,24 @@ from places import PACKAGE, ROOT, TESTS
 from cookbook_npu.cli import app
 from cookbook_npu.config import config_keys
 
-# reached on 2026-11-29, and 1 % more where a number is large
+# reached on 2026-11-30, and 1 % more where a number is large
 BUDGETS: dict[str, int] = {
     "lines of front": 4265,
-    "lines of cluster": 2370,
+    "lines of cluster": 2380,
     "lines of config": 2600,
     "lines of contrib": 720,
-    "lines of data": 7660,
-    "lines of model": 3640,
-    "lines of npu": 13160,
-    "lines of plan": 3265,
+    "lines of data": 7600,
+    "lines of model": 3560,
+    "lines of npu": 13000,
+    "lines of plan": 3215,
     "lines of policy": 775,
-    "lines of rl": 1450,
+    "lines of rl": 1380,
     "lines of rollout": 3940,
-    "lines of runs": 5035,
+    "lines of runs": 4980,
     "lines of targets": 240,
     "lines of train": 7610,
     "lines of weights": 1015,
-    "lines of the package": 57400,
+    "lines of the package": 57000,
     "notebooks": 172,
     "configuration keys": 150,
     "configuration errors": 56,
