@@ -18,7 +18,8 @@ def modules_of(part: str) -> dict[str, reference.Module]:
 
 def short_name(name: str, part: str) -> str:
     "A module in its part; the part's own by its last word"
-    return name.removeprefix(f"cookbook_npu.{part}.").removeprefix("cookbook_npu.npu.")
+    own = name == f"cookbook_npu.{part}"
+    return name.rpartition(".")[2] if own else name.removeprefix(f"cookbook_npu.{part}.")
 
 
 def imports(part: str) -> dict[str, set[str]]:
@@ -29,15 +30,15 @@ def imports(part: str) -> dict[str, set[str]]:
             target
             for node in ast.walk(module.tree)
             if isinstance(node, ast.ImportFrom)
-            for target in imported(node, name.split("."))
-            if target in found
+            for target in imported(node, name.split(".") + [""] * (name[13:] == part))
+            if target in found and target != name
         }
         for name, module in found.items()
     }
 
 
 def imported(node: ast.ImportFrom, package: list[str]) -> list[str]:
-    "The names that an import may load as modules"
+    "The names that an import may load as modules; a package ends with an empty word"
     above = package[: -node.level] if node.level else []
     base = ".".join([*above, *filter(None, [node.module])])
     return [base, *(f"{base}.{alias.name}" for alias in node.names)]

@@ -35,6 +35,7 @@ SUBPACKAGES = {
     "model": "Model",
     "runs": "During and after a run",
     "plan": "Before a run",
+    "config": "Configuration",
     "cluster": "Cluster",
     "targets": "Targets: laptop, accelerators",
     "contrib": "Contributed adapters",
@@ -412,8 +413,8 @@ def chapter_pages() -> dict[str, str]:
     pages["modules/index.md"] = chapter(
         "Modules", about, [*names, "base", "../nbs/98_command", "../nbs/99_cli"]
     )
-    about = "What everything else stands on: errors, configuration, recipes."
-    pages["modules/base.md"] = chapter("Configuration and errors", about, ["../nbs/0*"])
+    about = "What everything else stands on: recipes, parameters, errors."
+    pages["modules/base.md"] = chapter("Recipes and errors", about, ["../nbs/0*"])
     shims = [f"../nbs/npu/shims/{name}/*" for name in SHIMS]
     listed = {
         "device": ("Device and roles", ["../nbs/npu/*"]),

@@ -69,14 +69,14 @@ LANES = (
     Lane(
         "random-kills",
         20,
-        NEVER,
+        "2026-11-30",
         (*PYTEST, "tests/faults/test_resume.py", "tests/faults/test_async_faults.py"),
         {"COOKBOOK_KILL_POINTS": "20"},
     ),
     Lane(
         "kill-matrix",
         15,
-        NEVER,
+        "2026-11-30",
         (*PYTEST, "tests/faults/test_recovery.py"),
         {"COOKBOOK_KILL_MATRIX": "all"},
     ),
