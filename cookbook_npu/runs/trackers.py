@@ -328,7 +328,7 @@ def check_trackers(config: RunConfig) -> None:
 
 PROJECT_ENV = {
     "wandb": "WANDB_PROJECT",
-    "swanlab": "SWANLAB_PROJECT",
+    "swanlab": "SWANLAB_PROJ_NAME",  # its settings refuse a SWANLAB_PROJECT
     "mlflow": "MLFLOW_EXPERIMENT_NAME",
 }
 
