@@ -235,8 +235,8 @@ def print_progress(
     steps: int | None,  # of the whole run
 ) -> Iterator[None]:
     "Print the steps of a run of another process until the block ends"
-    from .runs.live import Follower
     from .runs.metrics import step_line
+    from .runs.plots import Follower
 
     follower = Follower(folder / "metrics.jsonl")
     follower.new()  # skip the earlier steps of a resumed run
@@ -1107,7 +1107,7 @@ def _list_runs(
     ] = False,
 ) -> None:
     "List runs: state, steps, time, accuracy, and what differs from the recipe; remove old ones."
-    from .runs import listing
+    from .runs import compare as listing
 
     lines = listing.list_runs(root)
     if not lines:

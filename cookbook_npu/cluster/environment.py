@@ -21,7 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, nearest
-from ..npu.device import INTERFACE_VARIABLES, ROLE_VARIABLES, allowed_preload
+from ..npu.device import (
+    INTERFACE_VARIABLES,
+    ROLE_VARIABLES,
+    allowed_preload,
+    expandable_segments,
+)
 from ..npu.stack.doctor import is_secret
 
 # %% ../../nbs/cluster/00_environment.ipynb #81e112cb
@@ -80,11 +85,7 @@ def check_kind(env: Mapping[str, str], kind: str | None) -> None:
     saver = "torch_memory_saver" in env.get("LD_PRELOAD", "") or "TMS_HOOK_MODE" in env
     if kind != "rollout" and not saver:
         return
-    from ..npu.shims.memory_saver import expandable_segments
-
-    expandable = expandable_segments(env)
-    if expandable:
-        name = expandable[0]
+    if name := expandable_segments(env):
         raise ConfigError(
             f"{name}={env[name]} in a {kind} role that gives memory back",
             f"Set {name}=expandable_segments:False: neither a memory saver nor vLLM's sleep can use them.",

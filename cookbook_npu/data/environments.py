@@ -28,8 +28,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from ..config import RewardConfig
 from ..config.sections import NAMES
-from .equality import evaluate_expression
-from .final_answer import label_text
+from .final_answer import evaluate_expression, label_text
 from .graders import SCORERS, check_label
 from .messages import ToolCall, parse_tool_calls, without_reasoning
 from .rewards import GradingJob, GradingPool
@@ -289,9 +288,9 @@ class Calculator(ToolEnvironment):
 # name -> class, or its import path
 ENVIRONMENTS: dict[str, type[Environment] | str] = {
     "calculator": Calculator,
-    "geo3k": "cookbook_npu.data.geometry:Geo3k",
-    "zoom": "cookbook_npu.data.geometry:Zoom",
-    "wordle": "cookbook_npu.data.wordle:Wordle",
+    "geo3k": "cookbook_npu.data.games:Geo3k",
+    "zoom": "cookbook_npu.data.games:Zoom",
+    "wordle": "cookbook_npu.data.games:Wordle",
 }
 
 # %% ../../nbs/data/12_environments.ipynb #b7d11ad5

@@ -18,23 +18,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from ..data.equality import (
-    evaluate_expression,
-    numbers_in,
-    plain_expression,
-    same_answer,
-)
 from ..data.final_answer import (
     ANSWER_WINDOW,
     INTEGER,
     WHOLE,
     boxed_answer,
+    evaluate_expression,
     find_answer,
     find_choice,
     label_text,
     label_texts,
     last_boxed,
     last_tagged,
+    numbers_in,
+    plain_expression,
+    same_answer,
     same_text,
     unwrapped,
 )

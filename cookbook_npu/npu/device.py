@@ -7,7 +7,7 @@ __all__ = ['NPU', 'CUDA', 'SIMULATE_ENV', 'SIMULATED_DEVICES_ENV', 'AUTOLOAD_ENV
            'PRELOAD_ALLOWED', 'SHIMS_ENV', 'ROLE_VARIABLES', 'DETERMINISTIC', 'SHELL_DECIDES', 'INTERFACE_VARIABLES',
            'DeviceType', 'Probe', 'parse_visible_devices', 'has_package', 'probe_npu', 'probe_simulated', 'probe_cuda',
            'probe', 'Accelerator', 'accelerator', 'Soc', 'find_soc', 'free_port', 'preloaded_libraries',
-           'allowed_preload', 'import_torch_alone']
+           'allowed_preload', 'expandable_segments', 'import_torch_alone']
 
 # %% ../../nbs/npu/00_device.ipynb #4736ef91
 import importlib
@@ -350,6 +350,15 @@ def allowed_preload(text: str) -> str | None:
     libraries = preloaded_libraries(text)
     kept = [p for p in libraries if PRELOAD_ALLOWED.fullmatch(p.rpartition("/")[2])]
     return ":".join(kept) or None
+
+
+_EXPANDABLE = re.compile(r"expandable_segments\s*:\s*true", re.IGNORECASE)
+
+
+def expandable_segments(env: Mapping[str, str]) -> str | None:
+    "Return the variable that enables expandable segments, None without one"
+    names = ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    return next((name for name in names if _EXPANDABLE.search(env.get(name, ""))), None)
 
 # %% ../../nbs/npu/00_device.ipynb #411ed01c
 def import_torch_alone() -> None:

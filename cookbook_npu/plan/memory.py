@@ -27,7 +27,7 @@ from packaging.version import Version
 from ..config import LoraConfig, RunConfig, is_tiny
 from ..data.datasets import shows_pictures
 from ..errors import ConfigError, DeviceError
-from ..model.first_weights import teacher_model
+from ..model.tiny import teacher_model
 from ..npu.stack.checks import GRAPHS_WITH_SLEEP
 from ..plan.dimensions import (
     Dimensions,

@@ -18,7 +18,7 @@ from ..config.sections import why_merged
 from ..data.hub import PACKAGED_MODELS
 from ..data.tasks import GENERATED
 from ..errors import ConfigError
-from ..model.first_weights import random_start
+from ..model.tiny import random_start
 from ..npu.device import find_soc
 from ..npu.shims.vllm_ascend import RL_CONFIG
 from ..plan.dimensions import (

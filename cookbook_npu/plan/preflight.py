@@ -30,13 +30,13 @@ from ..config.checks import (
 from ..data.hub import local_model
 from ..data.inputs import Inputs, read_inputs, use_code_folder
 from ..errors import ConfigError, MissingError, StorageError
-from ..model.first_weights import teacher_model
 from ..model.folder import (
     check_readable,
     check_split,
     check_weights,
     read_config,
 )
+from ..model.tiny import teacher_model
 from ..npu.device import has_package
 from ..npu.stack.checks import part_fix
 from ..npu.stack.machine import Machine

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['K3_TANGENT', 'LOSS_AGG_MODES', 'policy_loss', 'gspo_loss', 'gmpo_loss', 'cispo_loss', 'sapo_loss', 'dppo_loss',
-           'value_loss', 'kl_estimate', 'token_weights', 'weighted_sum', 'distillation_advantages']
+           'value_loss', 'kl_estimate', 'token_weights', 'weighted_sum', 'distillation_advantages', 'mismatch_ratio',
+           'importance_weights', 'mismatch_metrics', 'effective_sample_share']
 
 # %% ../../nbs/rl/03_losses.ipynb #08963476
 import math
@@ -14,7 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from ..config.training import KlEstimator, LossAggMode
+from ..config.training import KlEstimator, LossAggMode, RolloutIS, RolloutISLevel
 from ..errors import ConfigError, DataError, nearest
 from .sequences import Sequences, TokenName, check_aligned, upcast
 
@@ -318,3 +319,112 @@ def distillation_advantages(
     Raises `NumericsError` naming the first token that is not finite."""
     reverse_kl_T = kl_estimate(old_logp_T, teacher_logp_T, "k1", token_name=token_name)
     return reward_coef * reward_advantage_T.float() - coef * reverse_kl_T
+
+# %% ../../nbs/rl/03_losses.ipynb #2d5155be
+def _aggregate(log_ratio_T: Tensor, seqs: Sequences, level: RolloutISLevel) -> Tensor:
+    "The log-ratio of each token at the chosen level"
+    if level == "token":
+        return log_ratio_T
+    if level == "sequence":
+        return seqs.expand_to_tokens(seqs.sum(log_ratio_T))
+    return seqs.expand_to_tokens(seqs.mean(log_ratio_T))
+
+# %% ../../nbs/rl/03_losses.ipynb #5db3b362
+def mismatch_ratio(
+    old_logp_T: Tensor,  # log-probs under the old policy, p0
+    rollout_logp_T: Tensor,  # log-probs under the policy that sampled, q
+    seqs: Sequences,  # sequence of each token
+    level: RolloutISLevel = "token",  # one ratio for each token or for each sequence
+    token_name: TokenName | None = None,  # token position -> sample, for error messages
+) -> Tensor:  # ratio_T, float32 at least, no gradient
+    "p0 / q for each token; raises `NumericsError` naming a log-prob that is not finite"
+    if level not in get_args(RolloutISLevel):
+        raise ConfigError(
+            f"rollout_is_level is {level!r}", nearest(level, get_args(RolloutISLevel))
+        )
+    # Observations were not sampled: their values must not matter.
+    old_T = torch.where(seqs.mask_T != 0, upcast(old_logp_T.detach()), 0.0)
+    rollout_T = torch.where(seqs.mask_T != 0, upcast(rollout_logp_T.detach()), 0.0)
+    check_aligned(token_name, old_logp=old_T, rollout_logp=rollout_T)
+    return _aggregate(old_T - rollout_T, seqs, level).clamp(-20, 20).exp()
+
+# %% ../../nbs/rl/03_losses.ipynb #2bb87d67
+def _bound(ratio_T: Tensor, rollout_is: RolloutIS, lower: float, upper: float) -> Tensor:
+    "The bounded weight of each ratio"
+    if rollout_is == "none":
+        return torch.ones_like(ratio_T)
+    if rollout_is == "truncate":
+        return ratio_T.clamp(lower, upper)
+    inside_T = (ratio_T >= lower) & (ratio_T <= upper)
+    if rollout_is == "mask":
+        return torch.where(inside_T, ratio_T, 0.0)
+    return inside_T.to(ratio_T.dtype)
+
+# %% ../../nbs/rl/03_losses.ipynb #1af08fee
+def importance_weights(
+    old_logp_T: Tensor,  # log-probs under the old policy, p0
+    rollout_logp_T: Tensor,  # log-probs under the policy that sampled, q
+    seqs: Sequences,  # sequence of each token
+    rollout_is: RolloutIS = "truncate",  # how the ratio is bounded; "none": weights of 1
+    level: RolloutISLevel = "token",  # one ratio for each token or for each sequence
+    threshold_lower: float = 0.0,  # lower bound of the ratio
+    threshold: float = 2.0,  # upper bound of the ratio
+    veto_threshold: float | None = None,  # drop sequences with a token ratio below it
+    token_name: TokenName | None = None,  # token position -> sample, for error messages
+) -> Tensor:  # weight_T, float32 at least, no gradient; 0 where the mask is 0
+    "Bounded importance weight p0 / q of each token"
+    if rollout_is not in get_args(RolloutIS):
+        raise ConfigError(
+            f"rollout_is is {rollout_is!r}", nearest(rollout_is, get_args(RolloutIS))
+        )
+    ratio_T = mismatch_ratio(old_logp_T, rollout_logp_T, seqs, level, token_name)
+    weight_T = _bound(ratio_T, rollout_is, threshold_lower, threshold)
+    weight_T = torch.where(seqs.mask_T != 0, weight_T, 0.0)
+    if veto_threshold is None:
+        return weight_T
+    token_ratio_T = ratio_T
+    if level != "token":
+        token_ratio_T = mismatch_ratio(old_logp_T, rollout_logp_T, seqs)
+    vetoed_B = seqs.sum((token_ratio_T < veto_threshold).to(weight_T.dtype)) > 0
+    return torch.where(seqs.expand_to_tokens(vetoed_B), 0.0, weight_T)
+
+# %% ../../nbs/rl/03_losses.ipynb #554c358b
+def mismatch_metrics(
+    old_logp_T: Tensor,  # log-probs under the old policy, p0
+    rollout_logp_T: Tensor,  # log-probs under the policy that sampled, q
+    seqs: Sequences,  # all sequences of the rollout
+    weight_T: Tensor,  # weights in use, from `importance_weights`
+    rollout_is: RolloutIS = "truncate",  # how they were bounded
+    level: RolloutISLevel = "token",  # level of the ratio
+) -> dict[str, float]:  # tis, tis_clipfrac, mismatch_kl, mismatch_k3, ess
+    "How far sampler and trainer are apart, as means over the policy's tokens"
+    kept_T = seqs.mask_T != 0
+    if not kept_T.any():
+        return dict(tis=1.0, tis_clipfrac=0.0, mismatch_kl=0.0, mismatch_k3=0.0, ess=1.0)
+    token_ratio_T = mismatch_ratio(old_logp_T, rollout_logp_T, seqs)[kept_T].double()
+    ratio_T = mismatch_ratio(old_logp_T, rollout_logp_T, seqs, level)[kept_T]
+    weight_T = weight_T[kept_T]
+    return dict(
+        tis=ratio_T.double().mean().item(),
+        tis_clipfrac=_bounded(weight_T, ratio_T, rollout_is).double().mean().item(),
+        mismatch_kl=-token_ratio_T.log().mean().item(),
+        mismatch_k3=(token_ratio_T - 1 - token_ratio_T.log()).mean().item(),
+        ess=effective_sample_share(weight_T),
+    )
+
+
+def _bounded(weight_T: Tensor, ratio_T: Tensor, rollout_is: RolloutIS) -> Tensor:
+    "Whether the ratio of each token is out of bounds, or its sequence is vetoed"
+    if rollout_is == "none":
+        return torch.zeros_like(weight_T)
+    if rollout_is == "reject":
+        return weight_T == 0
+    return weight_T != ratio_T
+
+# %% ../../nbs/rl/03_losses.ipynb #cdcf5e22
+def effective_sample_share(weight_T: Tensor) -> float:
+    "Effective sample size as a share of the samples (Kish); 0 when all weights are 0"
+    w_T = weight_T.double()
+    if not w_T.any():
+        return 0.0
+    return (w_T.sum().square() / (len(w_T) * w_T.square().sum())).item()

@@ -47,9 +47,8 @@ from ..errors import EngineError, MissingError, WeightUpdateError
 from ..heartbeat import report_progress
 from ..model.folder import longest_sequence, read_weights
 from ..model.lora import adapter_name
-from ..npu.device import ROLE_VARIABLES, probe
+from ..npu.device import ROLE_VARIABLES, expandable_segments, probe
 from ..npu.shims import vllm_weights
-from ..npu.shims.memory_saver import expandable_segments
 from ..npu.shims.torchvision_ops import inspect_in_process, install_finder
 from ..npu.shims.vllm_ascend import (
     NZ_ENV,
@@ -69,7 +68,7 @@ from ..rollout.engine import (
     expert_shapes,
     text_requests,
 )
-from .vllm_lora import VllmAdapter, lora_arguments, remove_adapter
+from .vllm_layers import VllmAdapter, lora_arguments, remove_adapter
 from ..weights.manifest import checksums
 
 # %% ../../nbs/rollout/03_vllm.ipynb #e0386859
@@ -124,10 +123,9 @@ def prepare_environment(
             f"VLLM_ENABLE_V1_MULTIPROCESSING={env['VLLM_ENABLE_V1_MULTIPROCESSING']}",
             "Unset it: the engine runs in the process of its role, and receives weights as tensors.",
         )
-    expandable = expandable_segments(env) if build == "npu" else []
-    if expandable:
+    if build == "npu" and (name := expandable_segments(env)):
         raise EngineError(
-            f"{expandable[0]}={env[expandable[0]]} in a rollout process",
+            f"{name}={env[name]} in a rollout process",
             "vLLM's sleep mode cannot use expandable segments: "
             "set expandable_segments:False for rollout roles.",
         )

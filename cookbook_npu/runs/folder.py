@@ -53,7 +53,7 @@ from ..errors import (
     StorageError,
     parse_json,
 )
-from ..model.first_weights import model_checksum
+from ..model.tiny import model_checksum
 from ..npu.stack.machine import git_commit, installed_versions
 from ..parameters import settings_record
 

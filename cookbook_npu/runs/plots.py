@@ -6,25 +6,40 @@
 __all__ = ['STYLES', 'ON_COLOUR', 'INK', 'PANELS', 'PHASE_COLOURS', 'TIMELINE_COLOURS', 'MEMORY_PICTURES', 'MEMORY_COLOURS',
            'Panel', 'matching_metrics', 'moving_average', 'plot_curves', 'phase_shares', 'plot_phase_bars',
            'plot_timeline', 'MemoryPicture', 'memory_layers', 'plot_memory', 'age_counts', 'plot_ages', 'to_svg',
-           'render_page', 'compared_figures']
+           'render_page', 'compared_figures', 'in_notebook', 'format_duration', 'progress_bar', 'live_curves',
+           'NotebookView', 'live_view', 'Follower', 'watch']
 
 # %% ../../nbs/runs/02_plots.ipynb #3cf8db55
 import html
 import io
+import math
 import re
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
+
+from .answers import answer_table
+from .folder import RunFolder, is_locked, read_lines
 from ..runs.metrics import (
     NOT_WORK,
     STEP_PHASES,
+    ConsoleSink,
     MetricColumns,
     RoleSpan,
+    Sink,
     format_bytes,
+    format_number,
+    is_step,
     metric_points,
+    step_line,
+    to_columns,
 )
 from ..terminal import COLOURS
 
@@ -459,3 +474,266 @@ def compared_figures(runs: Mapping[str, MetricColumns], whose: str) -> list[str]
             figure = plot_curves(columns, [Panel(metric, lines, panel.log)])
             shown.append(to_svg(figure, f"{metric} of {whose}"))
     return shown
+
+# %% ../../nbs/runs/02_plots.ipynb #9984eeac
+def in_notebook() -> bool:
+    "Whether this process is the kernel of a notebook, which can update rich output"
+    # every kernel has imported IPython; do not import it to find out
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return getattr(shell, "kernel", None) is not None
+
+# %% ../../nbs/runs/02_plots.ipynb #35ded347
+def format_duration(seconds: float) -> str:
+    "Format a duration with its two largest units"
+    total = int(round(seconds))
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60:02d} s"
+    return f"{total // 3600} h {total % 3600 // 60:02d} min"
+
+# %% ../../nbs/runs/02_plots.ipynb #c941e7b1
+_BAR = (
+    '<div style="font:13px system-ui,sans-serif;max-width:46em">'
+    '<div style="height:7px;border-radius:4px;background:#80808040;overflow:hidden">'
+    '<div style="height:100%;width:{percent:.1f}%;background:{colour}"></div></div>'
+    '<div style="margin-top:4px;font-variant-numeric:tabular-nums">{text}</div></div>'
+)
+_NOTE = '<div style="opacity:.65;font-size:11px">{text}</div>'
+_DONE_COLOUR = "#009E73"
+_STOPPED_COLOUR = "#D55E00"
+_RUNNING_COLOUR = "#0072B2"
+
+
+def progress_bar(
+    done: int,  # finished steps
+    steps: int,  # of the run
+    elapsed: float,  # s since the first record of this session
+    status: str = "",
+    ended: bool = False,
+    before: int = 0,  # steps finished before this session
+    notes: Iterable[str] = (),  # lines below the bar
+) -> str:
+    "Return a progress bar as HTML"
+    text = f"step {done} of {steps}"
+    if ended and done < steps:
+        text += " (ended early)"
+    text += f", {format_duration(elapsed)}"
+    if before < done < steps and not ended:
+        left = elapsed / (done - before) * (steps - done)
+        text += f", about {format_duration(left)} left"
+    if status:
+        text += f" &nbsp; {html.escape(status)}"
+    for note in notes:
+        text += _NOTE.format(text=html.escape(note))
+    colour = _STOPPED_COLOUR if ended else _RUNNING_COLOUR
+    if done >= steps:
+        colour = _DONE_COLOUR
+    percent = 100 * min(1.0, done / max(1, steps))
+    return _BAR.format(percent=percent, colour=colour, text=text)
+
+# %% ../../nbs/runs/02_plots.ipynb #93ca7c06
+_WIDTH, _HEIGHT = 280, 84  # of a panel, without its text, px
+_PANEL = (
+    '<div style="width:{width}px;font:11px system-ui,sans-serif"><div>{title}</div>'
+    '<div style="font-size:10px">{names}</div>'
+    '<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+    'aria-label="{title}" style="overflow:visible">'
+    '<path d="M0 {height}H{width}M0 0V{height}" stroke="currentColor" opacity=".3"/>{lines}'
+    '<text x="4" y="10" font-size="10" fill="currentColor" opacity=".7">{high}</text>'
+    '<text x="4" y="{under}" font-size="10" fill="currentColor" opacity=".7">{low}</text>'
+    '<text x="{width}" y="{under}" font-size="10" fill="currentColor" opacity=".7" '
+    'text-anchor="end">step {last}</text>'
+    "</svg></div>"
+)
+_LINE = '<path d="M{points}" fill="none" stroke="{colour}" stroke-width="1.6"/>'
+_NAME = '<span style="color:{colour}">&#9472; {name}</span> '
+
+
+def live_curves(metrics: MetricColumns, panels: Sequence[Panel] = PANELS) -> str:
+    "Return the learning curves as HTML with small SVG panels"
+    shown = []
+    for panel in panels:
+        names = matching_metrics(metrics, panel.metrics)
+        curves = {name: metric_points(metrics, name) for name in names}
+        values = [value for points in curves.values() for _, value in points]
+        if panel.log:
+            values = [value for value in values if value > 0]
+        if not values:
+            continue
+        steps = [step for points in curves.values() for step, _ in points]
+        scale = partial(_place, panel.log, min(values), max(values), max(*steps, 1))
+        lines, names = "", ""
+        for number, (name, points) in enumerate(curves.items()):
+            colour = COLOURS[number % len(COLOURS)]
+            placed = [scale(*point) for point in points if point[1] > 0 or not panel.log]
+            placed = placed if len(placed) != 1 else placed * 2
+            lines += _LINE.format(points="L".join(placed), colour=colour) if placed else ""
+            names += _NAME.format(colour=colour, name=html.escape(name))
+        low, high = (format_number(value) for value in (min(values), max(values)))
+        size = dict(width=_WIDTH, height=_HEIGHT, under=_HEIGHT + 11, last=max(steps))
+        text = dict(title=html.escape(panel.title), names=names, low=low, high=high)
+        shown.append(_PANEL.format(lines=lines, **text, **size))
+    style = "display:flex;flex-wrap:wrap;gap:14px 26px;margin:8px 0 16px"
+    return f'<div style="{style}">{"".join(shown)}</div>'
+
+
+def _place(log: bool, low: float, high: float, last: int, step: float, value: float) -> str:
+    "Return a point in its panel; a constant lies in the middle"
+    if log:
+        low, high, value = math.log(low), math.log(high), math.log(value)
+    share = (value - low) / (high - low) if high > low else 0.5
+    return f"{_WIDTH * step / last:.1f} {_HEIGHT * (1 - 0.9 * share) - 4:.1f}"
+
+# %% ../../nbs/runs/02_plots.ipynb #64cbdd46
+class _Html:
+    "An object that a notebook shows as HTML"
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def _repr_html_(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return ""
+
+
+def _display(shown: Any) -> Any:
+    from IPython.display import display
+
+    return display(shown, display_id=True)
+
+# %% ../../nbs/runs/02_plots.ipynb #be276d99
+_STATUS_METRICS = (
+    "eval_accuracy",
+    "eval_reward",
+    "raw_reward",
+    "eval_loss",
+    "sft_loss",
+)  # newest values, next to the bar
+_PAUSE_S = 1.0  # between drawings of the curves
+
+
+class NotebookView(Sink):
+    "A progress bar and curves that are updated in place"
+
+    def __init__(
+        self,
+        steps: int,  # of the run
+        panels: Sequence[Panel] = PANELS,
+        show: Callable[[Any], Any] = _display,  # shows an object, returns a handle
+        clock: Callable[[], float] = time.monotonic,  # s
+        history: Iterable[Mapping[str, Any]] = (),  # records before a resume
+        answers: Callable[[], Any] | None = None,  # shown after each evaluation
+    ):
+        self.steps = steps
+        self.answers = answers
+        self.panels = panels
+        self.clock = clock
+        self.records = list(history)
+        self.resumed = len(self.records)
+        self.before = self.done()  # steps finished when the clock started
+        self.began = clock()
+        self.due = 0.0  # when the curves may be drawn again
+        self.bar = show(self.progress())
+        self.figure = show(_Html(""))
+        self.table = show(_Html(""))
+
+    def done(self) -> int:
+        "Return the number of finished steps"
+        return sum(is_step(record) for record in self.records)
+
+    def progress(self, ended: bool = False, notes: Iterable[str] = ()) -> _Html:
+        "Return the progress bar with lines below it"
+        newest = {}
+        for record in self.records:
+            for name in _STATUS_METRICS:
+                if record.get(name) is not None:
+                    newest[name] = f"{name} {format_number(record[name])}"
+        status = "  ".join(newest[name] for name in sorted(newest))
+        elapsed = self.clock() - self.began
+        times = (self.done(), self.steps, elapsed)
+        return _Html(progress_bar(*times, status, ended, self.before, notes))
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        "Update the bar at once, and the curves when they are due"
+        # a run that has lost its trainer repeats steps
+        kept = [r for r in self.records if r["step"] < record["step"]]
+        self.records = [*kept, record]
+        # start-up and the first step, which warms caches, would distort the estimate
+        if len(self.records) == self.resumed + 1:
+            self.began = self.clock()
+            self.before = self.done()
+        self.show_notes(())
+        if self.clock() >= self.due:
+            self.figure.update(_Html(live_curves(to_columns(self.records), self.panels)))
+            self.due = self.clock() + _PAUSE_S
+        if self.answers and any(name.startswith("eval") for name in record):
+            self.table.update(self.answers())
+
+    def show_notes(self, notes: Iterable[str]) -> None:
+        "Show lines below the bar during a long step, such as what each worker does"
+        self.bar.update(self.progress(notes=notes))
+
+    def close(self, failed: bool = False) -> None:
+        "Draw the last state"
+        self.bar.update(self.progress(ended=True))
+        if self.records:
+            # two across: three are unreadable in a narrow window
+            self.figure.update(plot_curves(to_columns(self.records), self.panels, across=2))
+
+# %% ../../nbs/runs/02_plots.ipynb #f494976c
+def live_view(
+    steps: int,
+    history: Iterable[Mapping[str, Any]] = (),
+    answers: Callable[[], Any] | None = None,
+) -> Sink:
+    "Return a notebook view in a notebook, else a console sink"
+    if not in_notebook():
+        return ConsoleSink(steps)
+    from IPython import get_ipython
+    from IPython.core.pylabtools import select_figure_formats
+
+    # without pyplot
+    select_figure_formats(get_ipython(), {"png"}, bbox_inches=None)
+    return NotebookView(steps, history=history, answers=answers)
+
+# %% ../../nbs/runs/02_plots.ipynb #aed29b6b
+class Follower:
+    "Reads metrics.jsonl of a run that another process writes"
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)  # may not exist yet
+        self.seen: list[dict[str, Any]] = []  # records of the last call
+
+    def new(self) -> list[dict[str, Any]]:
+        "Return the records since the last call; steps that a resumed run repeats are returned again"
+        records = read_lines(self.path)
+        pairs = zip(self.seen, records, strict=False)
+        common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        self.seen = records
+        return records[common:]
+
+# %% ../../nbs/runs/02_plots.ipynb #watch001
+def watch(run: Path | str, every_s: float = 1.0) -> None:
+    "Show a run, by folder or name, with its curves and answers until it ends; interrupt to leave"
+    folder = RunFolder.open(run)
+    follower = Follower(folder.metrics_file)
+    history = follower.new()
+    answers = partial(answer_table, folder)
+    view = live_view(folder.config().num_steps, history=history, answers=answers)
+    if not isinstance(view, NotebookView):
+        for record in history:
+            view.write(record)
+    elif history:
+        view.table.update(answers())
+    running = True
+    while running:
+        running = is_locked(folder.path)  # before the last look
+        for record in follower.new():
+            view.write(record)
+        if running:
+            time.sleep(every_s)
+    view.close()

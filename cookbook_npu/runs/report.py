@@ -26,7 +26,6 @@ from ..parameters import inherited_settings
 from ..recipes import RECIPES, Expected, Reference, run_command
 from .answers import GallerySample, sample_gallery
 from .folder import RunFolder, read_lines, write_atomic
-from .live import format_duration
 from ..runs.metrics import (
     OPTIONAL_PHASES,
     STEP_PHASES,
@@ -46,6 +45,7 @@ from ..runs.metrics import (
 from ..runs.plots import (
     PANELS,
     Panel,
+    format_duration,
     matching_metrics,
     phase_shares,
     plot_ages,

@@ -24,9 +24,9 @@ from .async_sampling import AsyncSampler
 from .rollout_worker import Engines
 from .weight_update import check_graphs
 from .workers import DriverState, slots_of_engine
-from ..weights.broadcast import UpdateGroup, give_up, open_store
 from ..weights.choice import receiving_machines
 from ..weights.manifest import Manifest, merge_manifests
+from ..weights.transport import UpdateGroup, give_up, open_store
 
 # %% ../../nbs/train/12_async_weight_update.ipynb #600bca59
 async def wait_for_members(

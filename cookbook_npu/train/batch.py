@@ -25,10 +25,11 @@ from ..data.rewards import pass_curve, tally
 from ..data.sample import ImageInput, Sample, prompt_source
 from ..errors import DataError, NumericsError
 from ..rl.algorithms import compute_advantages, compute_gae, compute_policy_loss
-from ..rl.importance_sampling import importance_weights, mismatch_metrics
 from ..rl.losses import (
     distillation_advantages,
+    importance_weights,
     kl_estimate,
+    mismatch_metrics,
     token_weights,
     weighted_sum,
 )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import RunConfig, key_table, override, whole_run
 from ..data.datasets import RecordCache
 from ..errors import ConfigError, CookbookError, DataError
-from ..model.first_weights import first_weights, model_checksum
+from ..model.tiny import first_weights, model_checksum
 from ..runs.checkpoints import Checkpoint, Checkpoints
 from ..runs.folder import (
     IMAGES_OF,

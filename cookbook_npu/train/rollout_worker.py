@@ -24,12 +24,14 @@ from ..plan.memory import (
     planned_cache,
 )
 from ..rollout.engine import Engine, Request, SamplingParams
-from ..weights.broadcast import BroadcastEnd, UpdateGroup, receive_buckets
 from ..weights.manifest import Manifest
 from ..weights.transport import (
+    BroadcastEnd,
     MappedBuckets,
     SharedMemory,
+    UpdateGroup,
     read_buckets,
+    receive_buckets,
     tensor_handles,
     try_handle,
 )

@@ -16,10 +16,10 @@ from ..config import RunConfig
 from ..data.hub import local_model
 from ..model.checkpoint import BackgroundSaver
 from ..model.delta_net import choose_layout
-from ..model.first_weights import teacher_folder
 from ..model.logprobs import packed_logprobs
 from ..model.megatron import load_model
 from ..model.packing import TokenBatch
+from ..model.tiny import teacher_folder
 from ..rl.sequences import token_names
 from .batch import Batch, RowValues
 from .critic import build_critic, packed_values

@@ -26,7 +26,7 @@ from ..plan.preflight import check_machine
 from ..runs.answers import answer_table
 from ..runs.checkpoints import Checkpoint
 from ..runs.folder import RunFolder
-from ..runs.live import in_notebook
+from ..runs.plots import in_notebook
 from ..stop import (
     RunStopped,
     StoppedAtOnce,

@@ -35,7 +35,7 @@ from ..data.tasks import GENERATED, generated_task
 from ..data.tokenizer import check_same_tokens, read_tokenizer
 from ..data.turns import TurnFormat
 from ..errors import DeviceError
-from ..model.first_weights import (
+from ..model.tiny import (
     first_weights,
     model_name,
     random_start,
@@ -48,8 +48,8 @@ from ..plan.preflight import check_layout
 from ..rollout.episodes import EpisodeRunner, InitialPromptLength
 from ..runs.answers import newest_answers
 from ..runs.folder import RunFolder, input_checksums, read_steps
-from ..runs.live import NotebookView, format_duration, live_view
 from ..runs.metrics import Tracker, is_step
+from ..runs.plots import NotebookView, format_duration, live_view
 from ..runs.report import run_result
 from ..runs.trackers import open_trackers
 from ..scratch import sweep_scratch

@@ -28,8 +28,8 @@ from ..errors import CookbookError, TenantFailed
 from ..runs.answers import answer_table
 from ..runs.checkpoints import Checkpoint
 from ..runs.folder import RunFolder, read_steps
-from ..runs.live import NotebookView
 from ..runs.metrics import TIME_PREFIX, Tracker, is_step, is_timing
+from ..runs.plots import NotebookView
 from ..runs.report import write_report
 from ..stop import RunStopped, StopRequest, resume_hint
 from .checkpointing import open_folder

@@ -65,7 +65,7 @@ from ..model.vision import (
 # %% ../../nbs/train/02_trainer.ipynb #68132b27
 from ..npu.device import Accelerator, accelerator
 from ..npu.shims.registry import registry
-from ..npu.shims.torch import process_groups
+from ..npu.shims.torch import distributed
 from ..plan.memory import (
     HandleNeeds,
     engine_keeps_frozen,
@@ -85,17 +85,19 @@ from ..train.offload import (
     engine_needs,
     explain_out_of_memory,
 )
-from ..weights.broadcast import BroadcastEnd, UpdateGroup, send_buckets
 from ..weights.manifest import Manifest, why_on_host
 from ..weights.transport import (
+    BroadcastEnd,
     DeviceHandles,
     NoDeviceRoom,
     SharedMemory,
     Transport,
+    UpdateGroup,
     count_failing_ranks,
     make_transport,
     offer_handle,
     raise_on_all_ranks,
+    send_buckets,
     write_buckets,
 )
 
@@ -173,7 +175,7 @@ class TrainerMemory:
         }
         sizes = component_bytes(parts, self.acc.type.name)
         activations = max(0, self.acc.max_memory_allocated(0) - sum(sizes.values()))
-        communicators = process_groups.total_communicator_bytes()
+        communicators = distributed.total_communicator_bytes()
         return {**sizes, "activations": activations, "communicators": communicators}
 
     def explaining(self, what: str) -> AbstractContextManager:
@@ -195,8 +197,8 @@ class TrainerMemory:
     def groups_destroyed(self) -> bool:
         "Whether communicators must be created again before this rank can communicate"
         return any(
-            process_groups.group_state(group) == "destroyed"
-            for group in process_groups.device_groups()
+            distributed.group_state(group) == "destroyed"
+            for group in distributed.device_groups()
         )
 
     def offload(self, copy_bytes: int) -> dict[str, float]:
@@ -207,7 +209,7 @@ class TrainerMemory:
         free_megatron_buffers()
         run_on_all_ranks(self.offloader.sleep, undo=self.offloader.wake)
         if self.config.placement.destroy_process_groups:
-            process_groups.destroy_process_groups()
+            distributed.destroy_process_groups()
         self.free_asleep, _ = self.acc.mem_get_info(0)
         self.check_engine_room(copy_bytes)
         if self.config.lora.rank:
@@ -221,7 +223,7 @@ class TrainerMemory:
         if self.offloader.asleep or not self.groups_destroyed:
             run_on_all_ranks(self.offloader.wake, undo=self.offloader.sleep)
         if self.groups_destroyed:
-            process_groups.reload_process_groups()
+            distributed.reload_process_groups()
 
     def check_engine_room(self, copy_bytes: int) -> None:
         "Raise `DeviceError` if a sleeping engine could not wake in the memory that is free now"
@@ -882,11 +884,11 @@ class Trainer(ModelTrainer):
         pending = [saver for saver in self.savers.values() if saver.request is not None]
         reload = bool(pending) and self.memory.groups_destroyed
         if reload:
-            process_groups.reload_process_groups()
+            distributed.reload_process_groups()
         for saver in pending:
             saver.finish()
         if reload:
-            process_groups.destroy_process_groups()
+            distributed.destroy_process_groups()
 
     def load_state(self, folder: str) -> bool:
         "Resume from a checkpoint; return whether random states were restored. The reference is unchanged"

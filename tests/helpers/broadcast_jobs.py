@@ -16,7 +16,7 @@ WEIGHTS = {
 
 
 def take_part(rank, world_size, port):
-    from cookbook_npu.weights import broadcast as b
+    from cookbook_npu.weights import transport as b
     from cookbook_npu.weights.transport import SharedMemory, read_buckets, write_buckets
 
     bootstrap("plain")

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from cookbook_npu.npu.shims.megatron_core import dist_checkpointing as checkpoints
+from cookbook_npu.npu.shims.megatron_core import built_model as checkpoints
 from cookbook_npu.npu.shims.registry import registry
 
 SAFE = ("megatron.safe_globals", "megatron.safe_objects", "megatron.safe_metadata")

@@ -8,7 +8,7 @@ from functools import partial
 import torch.distributed as dist
 
 from cookbook_npu.errors import DeviceError
-from cookbook_npu.npu.shims.torch import process_groups
+from cookbook_npu.npu.shims.torch import distributed as process_groups
 
 
 class Poor:

@@ -68,9 +68,9 @@ def warm_up_of(notebook: str) -> list[str]:
 IN_LANE = set(
     """
 npu/device npu/shims/bootstrap npu/shims/fla npu/shims/mcore_bridge npu/shims/ray
-npu/shims/vllm_weights npu/shims/memory_saver npu/shims/torchvision_ops
+npu/shims/vllm_weights npu/shims/torchvision_ops
 cluster/ray_cluster cluster/worker_group cluster/launch
-data/images data/prompts data/grading_process data/rewards data/turns data/geometry
+data/images data/prompts data/grading_process data/rewards data/turns data/games
 data/tokenizer data/conversations
 model/checkpoint model/lora model/routing_replay weights/transport
 rollout/transformers rollout/vllm plan/plan runs/kernel policy/evaluate

@@ -3,7 +3,7 @@
 import pytest
 from ranks import run_ranks
 
-from cookbook_npu.weights.broadcast import open_store
+from cookbook_npu.weights.transport import open_store
 
 pytestmark = pytest.mark.lane("devices")
 

@@ -10,7 +10,7 @@ from ranks import run_ranks
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
-from cookbook_npu.npu.shims.megatron_core import dist_checkpointing as checkpoints
+from cookbook_npu.npu.shims.megatron_core import built_model as checkpoints
 
 pytestmark = pytest.mark.lane("devices")
 

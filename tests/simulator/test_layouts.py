@@ -282,7 +282,7 @@ def as_planned(config) -> dict[str, bool]:
 def train_row(row: Row, devices: int, root: Path, previous: Row | None) -> dict:
     from cookbook_npu.model import megatron
     from cookbook_npu.model.megatron import destroy_parallel
-    from cookbook_npu.npu.shims.torch import process_groups as groups
+    from cookbook_npu.npu.shims.torch import distributed as groups
     from cookbook_npu.train.run_trainer import RunTrainer
     from cookbook_npu.train.trainer import Trainer
 

@@ -1,4 +1,4 @@
-"""The shims of `npu.shims.megatron_core.dist_checkpointing`: hostile checkpoints, writing without forks."""
+"""The shims of `npu.shims.megatron_core.built_model`: hostile checkpoints, writing without forks."""
 
 from proof import each
 
@@ -7,7 +7,7 @@ test_shim = each(
     ("megatron.safe_globals", "Weights only load failed", """
         import argparse, signal, tempfile, torch
         from megatron.core import optimizer, safe_globals
-        from cookbook_npu.npu.shims.megatron_core import dist_checkpointing
+        from cookbook_npu.npu.shims.megatron_core import built_model
         registry.apply("megatron.safe_globals")
         if registry.undo("megatron.safe_globals").state == "not needed":
             # a Megatron that allows everything: take two classes away

@@ -9,7 +9,7 @@ test_shim = each(
         import os
         os.environ["HCCL_BUFFSIZE"] = "8"
         import torch, torch.distributed as dist
-        from cookbook_npu.npu.shims.torch import process_groups as pg
+        from cookbook_npu.npu.shims.torch import distributed as pg
         registry.apply("torch.process_groups")
         torch.npu.set_device(rank)
         dist.init_process_group("cpu:gloo,npu:hccl")
@@ -56,7 +56,7 @@ test_shim = each(
         os.environ["HCCL_BUFFSIZE"] = "4"
         import torch
         import torch.distributed as dist
-        from cookbook_npu.npu.shims.torch import process_groups as pg
+        from cookbook_npu.npu.shims.torch import distributed as pg
 
         registry.apply("torch.process_groups")
         torch.npu.set_device(rank)
@@ -84,7 +84,7 @@ test_shim = each(
     ("a reload that fails once", None, """
         import datetime, torch, torch.distributed as dist
         from cookbook_npu.errors import DeviceError
-        from cookbook_npu.npu.shims.torch import process_groups as pg
+        from cookbook_npu.npu.shims.torch import distributed as pg
         from cookbook_npu.npu.simulator import faults
         registry.apply("torch.process_groups")
         torch.npu.set_device(rank)
@@ -113,7 +113,7 @@ test_shim = each(
     ("a rank that does not reload", None, """
         import torch, torch.distributed as dist
         from cookbook_npu.errors import DeviceError
-        from cookbook_npu.npu.shims.torch import process_groups as pg
+        from cookbook_npu.npu.shims.torch import distributed as pg
         registry.apply("torch.process_groups")
         torch.npu.set_device(rank)
         dist.init_process_group("cpu:gloo,npu:hccl")

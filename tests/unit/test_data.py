@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cookbook_npu.config import DataConfig
-from cookbook_npu.data.equality import evaluate_expression, numbers_in
+from cookbook_npu.data.final_answer import evaluate_expression, numbers_in
 from cookbook_npu.data.prompts import PromptReader
 from cookbook_npu.data.tasks import (
     GENERATORS,

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from cookbook_npu.errors import DataError
-from cookbook_npu.model import first_weights
-from cookbook_npu.model.first_weights import SHIPPED, shipped_model, shipped_models
+from cookbook_npu.model import tiny
+from cookbook_npu.model.tiny import SHIPPED, shipped_model, shipped_models
 from cookbook_npu.recipes import RECIPES
 from cookbook_npu.runs.smoke import SMOKE_LAYOUTS, smoke_config
 
@@ -32,7 +32,7 @@ def test_every_recipe_of_a_tiny_model_starts_from_one_but_sft():
 @pytest.mark.parametrize("content", [None, b"", b"version https://git-lfs.github.com"])
 def test_a_changed_file_is_refused_by_name(tmp_path, monkeypatch, content):
     model = shipped_models()["arithmetic"]
-    monkeypatch.setattr(first_weights, "SHIPPED", tmp_path)
+    monkeypatch.setattr(tiny, "SHIPPED", tmp_path)
     if content is not None:
         (tmp_path / "arithmetic.safetensors").write_bytes(content)
     with pytest.raises(DataError, match="arithmetic.safetensors is not.*checksum") as error:
@@ -44,5 +44,5 @@ def test_two_models_of_equal_skills_are_told_apart_by_their_tasks(monkeypatch):
     "A run gets the model with the fewest tasks"
     one = shipped_models()["arithmetic"]
     more = replace(one, name="more", tasks={**one.tasks, "counting": {}})
-    monkeypatch.setattr(first_weights, "shipped_models", lambda: {"more": more, "one": one})
+    monkeypatch.setattr(tiny, "shipped_models", lambda: {"more": more, "one": one})
     assert shipped_model(RECIPES["qwen3_4b_colocate"]()) == one

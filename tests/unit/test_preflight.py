@@ -16,7 +16,7 @@ from cookbook_npu.cli import main
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.errors import ConfigError
 from cookbook_npu.model import folder as folder_reader
-from cookbook_npu.model.first_weights import tiny_folder
+from cookbook_npu.model.tiny import tiny_folder
 from cookbook_npu.npu.device import probe_cuda, probe_npu
 from cookbook_npu.runs.checkpoints import Checkpoints
 from cookbook_npu.runs.folder import RunFolder

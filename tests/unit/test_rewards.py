@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from text_samples import text_sample
 
 from cookbook_npu.config import RewardConfig
-from cookbook_npu.data.equality import evaluate_expression, numbers_in
 from cookbook_npu.data.final_answer import (
+    evaluate_expression,
     find_answer,
     find_choice,
     last_boxed,
+    numbers_in,
     plain_answer,
 )
 from cookbook_npu.data.graders import (

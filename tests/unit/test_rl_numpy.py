@@ -15,13 +15,14 @@ from cookbook_npu.rl.advantages import (
     whiten,
 )
 from cookbook_npu.rl.filters import DynamicSampling
-from cookbook_npu.rl.importance_sampling import importance_weights, mismatch_metrics
 from cookbook_npu.rl.losses import (
     cispo_loss,
     dppo_loss,
     gmpo_loss,
     gspo_loss,
+    importance_weights,
     kl_estimate,
+    mismatch_metrics,
     policy_loss,
     sapo_loss,
     value_loss,

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from cookbook_npu.data.environments import find_environment
+from cookbook_npu.data.games import Wordle, game_record, marks
 from cookbook_npu.data.sample import Prompt, Sample
 from cookbook_npu.data.tasks import generated_task
 from cookbook_npu.data.tokenizer import read_tokenizer
 from cookbook_npu.data.turns import TurnFormat
-from cookbook_npu.data.wordle import Wordle, game_record, marks
-from cookbook_npu.model.first_weights import first_weights
+from cookbook_npu.model.tiny import first_weights
 from cookbook_npu.recipes import wordle_grpo
 from cookbook_npu.rollout.engine import SamplingParams
 from cookbook_npu.rollout.episodes import EpisodeRunner

@@ -120,17 +120,13 @@ def check_role(role: str) -> None:
 RECORDS = (
     "torch.device_api",
     "torch.distributed",
-    "torch.process_groups",
     "transformer_engine.package",
     "fla",
     "megatron_core.imports",
     "megatron_core.built_model",
-    "megatron_core.dist_checkpointing",
     "mindspeed.features",
     "mindspeed.flash_attention",
-    "mindspeed.context_parallel",
     "mcore_bridge",
-    "memory_saver",
 )
 
 

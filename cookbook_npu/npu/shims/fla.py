@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ...errors import ShimError
 from .registry import MonkeyPatch, Shim, registry
+from .transformer_engine.attention import cached_plan
 from .transformer_engine.package import importable, make_package
-from .transformer_engine.packed import cached_plan
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #51f8ef1e
-from .transformer_engine.packed import pack_groups, pad_group
+from .transformer_engine.attention import pack_groups, pad_group
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #75202341
 def l2norm(

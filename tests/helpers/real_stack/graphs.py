@@ -273,7 +273,7 @@ def adapters(folder: str, slots: int = 1) -> dict[str, Any]:
     from cookbook_npu.config import LoraConfig
     from cookbook_npu.rollout.engine import SharedDecoder, generate_together
     from cookbook_npu.rollout.vllm import VllmAdapterEngine
-    from cookbook_npu.rollout.vllm_lora import adapter_shapes
+    from cookbook_npu.rollout.vllm_layers import adapter_shapes
 
     lora = LoraConfig(rank=8, alpha=16, slots=slots)
     lane = Lane(folder, lora=lora)
