@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .rollout.vllm import VllmEngine
     from .runs.answers import answer_table
     from .runs.compare import compare_before, compare_runs
-    from .runs.live import watch
+    from .runs.plots import watch
     from .runs.report import write_report
     from .runs.report import check_learning, show_result
     from .train.session import session
@@ -69,7 +69,7 @@ _HOMES = {  # name -> module
     "check_parameters": "notebook",
     "show_result": "runs.report",
     "write_report": "runs.report",
-    "watch": "runs.live",
+    "watch": "runs.plots",
     "TransformersEngine": "rollout.transformers",
     "VllmEngine": "rollout.vllm",
     "Trainer": "train.trainer",

@@ -420,7 +420,7 @@ def _rename_to_free(staged: Path, root: Path, name: str, exact: bool) -> Path:
     )
 
 # %% ../../nbs/runs/00_folder.ipynb #81452071
-# folders that are being created, and those that `runs.listing.remove_run` removes
+# folders that are being created, and those that `runs.compare.remove_run` removes
 _STAGED = re.compile(r"\.new-\d+-\d+")
 
 
