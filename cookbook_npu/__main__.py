@@ -51,7 +51,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
     _raise_in(importer)
 
-
+# %% ../nbs/98_command.ipynb #8590cf18
 def _raise_again(ignored: "UnraisableHookArgs") -> None:
     "Raise a discarded `KeyboardInterrupt` in the frame that the finalizer interrupted"
     if ignored.exc_type is KeyboardInterrupt:

@@ -155,7 +155,7 @@ def _real_model(settings: Settings) -> Settings:
         **(_WORDLE if settings.get("data.prompt_data") == "wordle" else {}),
     }
 
-
+# %% ../nbs/02_recipes.ipynb #12677aad
 def _for_prompts(prompt_data: str, config: RunConfig) -> Settings:
     "Return the settings of a generated task or a file"
     tiny = config.target.has_tiny_model and config.model.path is None

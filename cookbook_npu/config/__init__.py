@@ -70,7 +70,7 @@ def _flat_tenants(tenants: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any
         for name, own in tenants.items()
     }
 
-
+# %% ../../nbs/config/00_config.ipynb #a57bbaf2
 class RunConfig(RunSections):
     "The configuration of a run; the content of config.json"
 
@@ -379,7 +379,7 @@ def _moved(removed: Mapping[str, Any]) -> dict[str, Any]:
         moved["reward.judge.request_args"] = request
     return moved
 
-
+# %% ../../nbs/config/00_config.ipynb #3a89bdaa
 def stored_config(values: Any) -> RunConfig:
     "Build the configuration of a config.json; keys may be those of the last release"
     if isinstance(values, dict):

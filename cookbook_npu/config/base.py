@@ -81,7 +81,7 @@ class Part(NamedTuple):
             return f"{'without' if self.negated else 'with'} {keys}"
         return f"with {keys} {'other than ' * self.negated}{values}"
 
-
+# %% ../../nbs/config/01_base.ipynb #0f952dd5
 class When(tuple[Part, ...]):
     "The condition under which a key exists: that all its parts hold; empty: everywhere"
 
@@ -189,7 +189,7 @@ class Config(BaseModel):
             else:
                 yield f"{prefix}{name}", value
 
-
+# %% ../../nbs/config/01_base.ipynb #08929423
 ConfigT = TypeVar("ConfigT", bound=Config)
 
 

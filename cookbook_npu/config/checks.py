@@ -136,7 +136,7 @@ def check_parallel(parallel: ParallelConfig, devices: int) -> None:
                 "Make the product a divisor of the trainer's devices.",
             )
 
-
+# %% ../../nbs/config/05_checks.ipynb #bf7a4f73
 def _check_devices(c: RunSections) -> None:
     devices, everything = c.trainer_devices, c.placement.devices
     split = c.placement.mode == "split"

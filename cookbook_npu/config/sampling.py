@@ -71,7 +71,7 @@ class TinyConfig(Config):
     def has_vision_tower(self) -> bool:
         return self.family not in ("qwen3", "qwen3_moe")
 
-
+# %% ../../nbs/config/02_sampling.ipynb #09f70824
 class ModelConfig(Config):
     "The policy model"
 

@@ -106,7 +106,7 @@ def _run_name(name: str | None) -> str | None:
         check_run_name(name)
     return name
 
-
+# %% ../../nbs/config/04_sections.ipynb #976ec235
 class OutputConfig(Config):
     "The run folder"
 

@@ -52,7 +52,7 @@ def _or_own(key: str, kind: Any) -> AfterValidator:
 
     return AfterValidator(check)
 
-
+# %% ../../nbs/config/03_training.ipynb #a83c6171
 class AlgorithmConfig(Config):
     "The policy-gradient algorithm"
 
@@ -240,7 +240,7 @@ class CriticConfig(Config):
     warmup_steps: int = setting(0, "first steps that train only the critic", ge=0)
     epochs: int = setting(1, "passes of the critic over the samples of a rollout", ge=1)
 
-
+# %% ../../nbs/config/03_training.ipynb #cb7e476d
 def is_tiny(teacher: str) -> bool:
     "Whether a teacher is a tiny model: `tiny`, or `tiny:NAME`"
     return teacher.partition(":")[0] == "tiny"

@@ -388,7 +388,7 @@ def run_arguments(config: RunConfig) -> dict[str, Any]:
         "routing_replay": rollout.routing_replay,
     }
 
-
+# %% ../../nbs/rollout/03_vllm.ipynb #30cc1867
 def llm_arguments(
     model: str,  # Hugging Face folder
     dtype: str,
@@ -927,7 +927,6 @@ def graph_fault(
         if ties == len(eager)
         else ""
     )
-
 
 # %% ../../nbs/rollout/03_vllm.ipynb #9bb89414
 class VllmAdapterEngine(VllmEngine):
