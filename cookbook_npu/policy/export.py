@@ -102,7 +102,7 @@ def convert_state(
     with start_cluster(config, run, devices=1) as cluster:
         with RayWorkerGroup.create(
             "export",
-            "cookbook_npu.policy.export:PolicyWriter",
+            PolicyWriter,
             cluster,
             slots=[0],
             share=DEVICE_SHARE,
@@ -111,7 +111,7 @@ def convert_state(
             env=role_environment(config, "trainer"),
             timeout=config.target.call_timeout_s,
         ) as group:
-            group.call("write", str(state), str(target), adapter)
+            group.call(PolicyWriter.write, str(state), str(target), adapter)
 
 # %% ../../nbs/policy/00_export.ipynb #fb754102
 def write_template_defaults(folder: Path, arguments: Mapping[str, Any]) -> None:

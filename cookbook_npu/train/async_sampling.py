@@ -33,7 +33,7 @@ from ..rl.filters import StalenessGate, reward_nonzero_std, staleness_metrics
 from ..rollout.engine import Request
 from ..rollout.episodes import Episode, EpisodeStream
 from .recovery import Failures
-from .rollout_worker import Engines
+from .rollout_worker import Engines, RolloutWorker
 from ..train.sampling import (
     Grading,
     Rollout,
@@ -311,11 +311,11 @@ class EngineTask:
         samples: list[Sample] = []
         try:
             if abandoned:
-                samples += (await engine.start("engine.abort", abandoned))[0]
+                samples += (await engine.start(RolloutWorker.abort, abandoned))[0]
             for requests, sampling in submissions:
-                await engine.start("submit", requests, sampling)
+                await engine.start(RolloutWorker.submit, requests, sampling)
             decode_steps = state.config.target.decode_steps
-            return samples + (await engine.start("engine.collect", decode_steps))[0]
+            return samples + (await engine.start(RolloutWorker.collect, decode_steps))[0]
         finally:
             ended = state.tracker.now()
             self.busy_s += ended - began
@@ -431,7 +431,7 @@ class EnginePool:
             member.release()
         ready = [self.state.engines.groups[n] for n in self.numbers(EngineStatus.READY)]
         # the restart of the run finds a lost one, or the next weight update
-        await Engines(ready).ask_each("engine.abort", [()] * len(ready))
+        await Engines(ready).ask_each(RolloutWorker.abort, [()] * len(ready))
         for number in self.in_service:
             self.members[number].set_status(EngineStatus.UNLOADED)
 
@@ -465,7 +465,7 @@ class EnginePool:
         if member.groups:
             try:
                 engine = self.state.engines.groups[number]
-                partials: list[Sample] = (await engine.start("engine.abort"))[0]
+                partials = (await engine.start(RolloutWorker.abort))[0]
             except RoleError as error:
                 self.failures.count(error)
                 partials = []

@@ -21,7 +21,8 @@ from ..errors import (
     WeightUpdateError,
 )
 from .async_sampling import AsyncSampler
-from .rollout_worker import Engines
+from .rollout_worker import Args, Engines, RolloutWorker
+from .trainer import Trainer
 from .weight_update import check_graphs
 from .workers import DriverState, slots_of_engine
 from ..weights.choice import receiving_machines
@@ -119,10 +120,12 @@ class WeightBroadcast:
         engines = [self.state.engines.groups[number] for number in receivers]
         group = self._group_of([self.state.trainer, *engines])
         sender, *receiving = self.members
-        calls: list[Any] = [sender.start_rank_zero("weights.broadcast", manifest, group)]
+        calls: list[Any] = [sender.start_rank_zero(Trainer.broadcast_weights, manifest, group)]
         for rank, member in enumerate(receiving, 1):
             try:
-                call = member.start_rank_zero("receive_weights", manifest, group, rank)
+                call = member.start_rank_zero(
+                    RolloutWorker.receive_weights, manifest, group, rank
+                )
             except RoleError as error:
                 call = asyncio.get_running_loop().create_future()
                 call.set_exception(error)
@@ -152,7 +155,7 @@ class WeightBroadcast:
         "Free the received buckets after all engines have read them"
         for member in self.members[1:]:
             if not member.lost and len(member):
-                member.start_rank_zero("received.release")
+                member.start_rank_zero(RolloutWorker.release_received)
 
 # %% ../../nbs/train/12_async_weight_update.ipynb #48169526
 class AsyncWeightUpdate:
@@ -178,7 +181,7 @@ class AsyncWeightUpdate:
     async def start(self) -> Future:
         "Start writing the trainer's weights as the next version; pass the result to `finish`"
         await self.wait()
-        return self.state.trainer.start("weights.write", self.state.version + 1)
+        return self.state.trainer.start(Trainer.write_weights, self.state.version + 1)
 
     async def finish(self, writing: Future, evaluate: int | None = None) -> None:
         "End the step: pause the engines, and let them load in the background"
@@ -197,16 +200,16 @@ class AsyncWeightUpdate:
             await asyncio.wait([self.loading])
             self.loading = None
             self.sampler.tasks.check()
-            await self.state.trainer.start("weights.release")
+            await self.state.trainer.start(Trainer.release_weights)
 
     async def _send(self, version: int) -> None:
         "Write, load and record a version; no engine samples meanwhile"
         await self.wait()
-        manifest = await self._written(self.state.trainer.start("weights.write", version))
+        manifest = await self._written(self.state.trainer.start(Trainer.write_weights, version))
         try:
             loaded = await self._load(manifest)
         finally:
-            await self.state.trainer.start("weights.release")
+            await self.state.trainer.start(Trainer.release_weights)
         groups = self.state.engines.groups
         engines = Engines([groups[number] for number in loaded])
         await asyncio.to_thread(check_graphs, self.state, engines)
@@ -236,29 +239,33 @@ class AsyncWeightUpdate:
     async def _load(self, manifest: Manifest) -> list[int]:
         "Load into all engines and verify; return those that succeed, the others are lost"
         engines = self.sampler.engines
-        numbers = await self._call(engines.loadable, "engine.wake", ["weights"])
+        numbers = await self._call(engines.loadable, RolloutWorker.wake, ["weights"])
         for attempt in (1, 2):
             try:
                 placed = await self.broadcast.deliver(numbers, manifest, engines.restart)
-                numbers = await self._call(numbers, "update_weights", placed)
+                numbers = await self._call(numbers, RolloutWorker.update_weights, placed)
                 break
             except (WeightUpdateError, MissingError) as error:
                 # missing: the process that held the buckets of a machine has just died
                 if attempt == 2:
-                    await self.state.trainer.start("health")  # raises if it was the trainer
+                    # raises if it was the trainer
+                    await self.state.trainer.start(Trainer.health)
                     raise
                 self.state.folder.event(
                     "weight_update_retry", version=manifest.version, why=error.what
                 )
         self.broadcast.release()
-        return await self._call(numbers, "engine.wake", ["kv_cache"])
+        return await self._call(numbers, RolloutWorker.wake, ["kv_cache"])
 
     async def _call(
-        self, numbers: Sequence[int], method: str, argument: Any
+        self,
+        numbers: Sequence[int],
+        method: Callable[[RolloutWorker, *Args], object],
+        *args: *Args,
     ) -> list[int]:
         "Call some engines; return the numbers of those that are not lost"
         groups = [self.state.engines.groups[number] for number in numbers]
-        results = await Engines(groups).ask_each(method, [(argument,)] * len(groups))
+        results = await Engines(groups).ask_each(method, [args] * len(groups))
         alive = []
         for number, result in zip(numbers, results, strict=True):
             if isinstance(result, RoleError):

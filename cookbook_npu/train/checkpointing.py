@@ -33,6 +33,7 @@ from ..runs.metrics import is_step
 
 if TYPE_CHECKING:
     from ..train.workers import DriverState
+from .trainer import Trainer
 
 # %% ../../nbs/train/06_checkpointing.ipynb #3798870d
 def due(
@@ -89,10 +90,10 @@ class CheckpointManager:
         trainer = self.state.trainer
         with self._discarded_on_error():
             (partial / "state").mkdir()
-            trainer.call("save_state", str(partial / "state"))
+            trainer.call(Trainer.save_state, str(partial / "state"))
             if self.state.config.train.export_hf:
                 name = "adapter" if self.state.config.lora.rank else "hf"
-                trainer.call("save", str(partial / name), self.state.workers.hf_path)
+                trainer.call(Trainer.save, str(partial / name), self.state.workers.hf_path)
 
     def finish(self) -> Checkpoint | None:  # None: nothing was pending
         "Wait for the files, commit the checkpoint, and remove old ones"
@@ -100,7 +101,7 @@ class CheckpointManager:
         if pending is None:
             return None
         with self._discarded_on_error():
-            self.state.trainer.call("finish_state")
+            self.state.trainer.call(Trainer.finish_state)
             made = self.store.commit(pending.partial, pending.step, pending.driver)
         self.pending = None
         self.newest_step = pending.step
@@ -140,7 +141,7 @@ class CheckpointManager:
             return
         self.newest_step = checkpoint.step
         self.saved_at = self.state.tracker.now()
-        self.state.trainer.call("load_state", str(checkpoint.path / "state"))
+        self.state.trainer.call(Trainer.load_state, str(checkpoint.path / "state"))
         self.state.load_resume_state(checkpoint.driver_state, checkpoint.step)
 
     @contextmanager

@@ -37,6 +37,7 @@ from ..train.train_step import (
     TrainStep,
     held_out_loss,
 )
+from .trainer import Trainer
 from .weight_update import WeightUpdate
 from .workers import DriverState
 
@@ -132,7 +133,7 @@ class ColocatedPlacement(Placement):
         with self.state.tracker.span("rollout"):
             rollout = self.sampler.sample(step)
             # while the engines are awake: their memory is what is no longer free
-            rollout.metrics |= self.state.trainer.call_rank_zero("memory.engine_metrics")
+            rollout.metrics |= self.state.trainer.call_rank_zero(Trainer.engine_memory)
             self.restarts.sleep_engines()
         return rollout
 
@@ -140,7 +141,7 @@ class ColocatedPlacement(Placement):
     def waking_trainer(self) -> Iterator[None]:
         "Wake the trainer during the block"
         with self.state.tracker.span("wake_up"):
-            waking = self.state.trainer.start("wake")
+            waking = self.state.trainer.start(Trainer.wake)
             yield
             waking.result()
 
@@ -160,7 +161,7 @@ class ColocatedPlacement(Placement):
     def trainer_awake(self) -> Iterator[None]:
         "Wake the trainer between two steps; afterwards the engines have the same weights again"
         self.restarts.sleep_engines()
-        self.state.trainer.call("wake")
+        self.state.trainer.call(Trainer.wake)
         yield
         self.restarts.retry(self.weights.resend)
         self.state.tracker.spans.take()  # belongs to no step
@@ -210,7 +211,7 @@ class SplitPlacement(Placement):
         self._run(self.weights.finish(writing, evaluate))
         if step + 1 == config.num_steps:
             self._run(self.weights.wait())
-        memory = self.state.trainer.call_rank_zero("memory.metrics")
+        memory = self.state.trainer.call_rank_zero(Trainer.memory_metrics)
         return row | self._run(self.sampler.metrics()) | memory
 
     def evaluation(self, step: int) -> dict[str, float]:
@@ -276,7 +277,7 @@ class TrainerPlacement(Placement):
     def update(self, step: int, meanwhile: Meanwhile) -> dict[str, float]:
         "Count the weights as a new version; return device memory"
         self.state.version += 1
-        return meanwhile() | self.state.trainer.call("memory.metrics")[0]
+        return meanwhile() | self.state.trainer.call(Trainer.memory_metrics)[0]
 
     def evaluation(self, step: int) -> dict[str, float]:
         "Evaluate, if an evaluation follows the step"

@@ -25,6 +25,8 @@ from ..train.checkpointing import (
 from .workers import DriverState
 
 _T = TypeVar("_T")
+from .rollout_worker import RolloutWorker
+from .trainer import Trainer
 
 # %% ../../nbs/train/09_recovery.ipynb #ad392931
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")  # ranks, sizes and addresses
@@ -90,8 +92,8 @@ class EngineRestarts:
                 return work()
             except RoleError as error:
                 self.restart(error)
-            if self.state.trainer.call_rank_zero("health")["asleep"]:
-                self.state.trainer.call("wake")  # it has to send the weights
+            if self.state.trainer.call_rank_zero(Trainer.health)["asleep"]:
+                self.state.trainer.call(Trainer.wake)  # it has to send the weights
             work = again or work
 
     def restart(self, error: RoleError) -> None:
@@ -107,7 +109,7 @@ class EngineRestarts:
     def sleep_engines(self) -> None:
         "Put the engines to sleep; one that is lost restarts"
         try:
-            self.state.engines.call("engine.sleep")
+            self.state.engines.call(RolloutWorker.sleep)
         except RoleError as error:
             self.restart(error)
 

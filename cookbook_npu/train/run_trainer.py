@@ -134,3 +134,15 @@ class RunTrainer(Trainer):
             if rows:
                 found |= teacher.score(batch, rows)
         return found
+
+    def values(self, batch: Batch) -> RowValues:
+        "Return the critic's value before every response token; {} unless this rank reports"
+        return self.critic.forward_only(batch)
+
+    def train_critic(self, batch: Batch) -> dict[str, float]:  # critic/...: means
+        "Do all optimizer steps of the critic"
+        return self.critic.train(batch)
+
+    def scores(self, batch: Batch) -> RowValues:
+        "Return the reward model's score of every response; {} unless this rank reports"
+        return self.reward_model.score(batch)

@@ -22,6 +22,7 @@ from ..rl.filters import DynamicSampling
 from ..rollout.engine import Request, derive_seed
 from ..rollout.episodes import EpisodeRunner, episode_metrics
 from .recovery import EngineRestarts
+from .rollout_worker import RolloutWorker
 from .weight_update import WeightUpdate
 from .workers import DriverState
 
@@ -360,7 +361,7 @@ class Sampler:
             samples: list[Sample] = []
             failures: list[RoleError] = []
             calls = [(shard, sampling) for shard in shards]
-            for answer in self.state.engines.try_each("generate", calls):
+            for answer in self.state.engines.try_each(RolloutWorker.generate, calls):
                 if isinstance(answer, RoleError):
                     failures.append(answer)
                 else:

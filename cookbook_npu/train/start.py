@@ -22,6 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .trainer import Trainer
+
 # %% ../../nbs/train/14_start.ipynb #f2d3a9d0
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import WorkerGroup
@@ -321,13 +323,15 @@ def start_recorded_workers(
     return workers
 
 
-def record_trainer(trainer: WorkerGroup, inputs: Inputs, folder: RunFolder) -> None:
+def record_trainer(
+    trainer: WorkerGroup[Trainer], inputs: Inputs, folder: RunFolder
+) -> None:
     "Write stack.json with the shims of the trainer; print its notes"
     checksums = input_checksums(inputs.config, inputs.records)
     inputs.records.begun.clear()  # the prompts are loaded
-    shims = trainer.call_rank_zero("shims")
+    shims = trainer.call_rank_zero(Trainer.shims)
     folder.save_stack(describe_device(inputs.config), shims, checksums)
-    for note in trainer.call_rank_zero("notes"):
+    for note in trainer.call_rank_zero(Trainer.notes):
         print(note, flush=True)
         folder.event("note", text=note)
 

@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 
 
 from ..cluster.ray_cluster import Cluster
-from ..cluster.worker_group import Future
+from ..cluster.worker_group import Future, R
 from ..config import RunConfig, override
 from ..data.inputs import Inputs
-from ..errors import CookbookError, TenantFailed
+from ..errors import CookbookError, RoleError, TenantFailed
 from ..runs.answers import answer_table
 from ..runs.checkpoints import Checkpoint
 from ..runs.folder import RunFolder, read_steps
@@ -34,7 +34,7 @@ from ..runs.report import write_report
 from ..stop import RunStopped, StopRequest, resume_hint
 from .checkpointing import open_folder
 from .driver import ColocatedPlacement, Driver, Placement
-from .rollout_worker import Engines
+from .rollout_worker import Args, Engines, RolloutWorker
 from .sampling import Rollout
 from ..train.start import (
     Run,
@@ -181,7 +181,7 @@ def _raised(answer: Any) -> Any:
 
 
 # %% ../../nbs/train/24_tenant_run.ipynb #7cd19bec
-class BatchedEngines(Engines):
+class BatchedEngines(Engines[RolloutWorker]):
     "The engines of one tenant, which sample for all tenants in one batch"
 
     def __init__(self, groups: list[Any], name: str, turns: TenantTurns):
@@ -189,9 +189,11 @@ class BatchedEngines(Engines):
         self.name = name
         self.turns = turns
 
-    def try_each(self, method: str, args: Sequence[tuple]) -> list[Any]:
+    def try_each(
+        self, method: Callable[[RolloutWorker, *Args], R], args: Sequence[tuple[*Args]]
+    ) -> list[R | RoleError]:
         "Call every engine with its own arguments; return its result or its `RoleError`"
-        if method != "generate":
+        if method is not RolloutWorker.generate:
             return super().try_each(method, args)
         return self.turns.sample(self.name, args)
 

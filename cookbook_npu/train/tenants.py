@@ -191,7 +191,7 @@ class TenantTrainer:
         self.acc.empty_cache()
 
     def call_in_slot(self, slot: int, method: str, *args: Any, **kwargs: Any) -> Any:
-        "Call a method of a tenant's `SlotTrainer`, or of a part of it"
+        "Call a method of a tenant's `SlotTrainer` by its name"
         tenant = self.slots[slot].tenant
         if tenant is None:
             raise ConfigError(f"{method} in slot {slot}, which is free", "Lease it first.")
@@ -260,7 +260,7 @@ class TenantEngine:
             worker.close()
 
     def call_in_slot(self, slot: int, method: str, *args: Any, **kwargs: Any) -> Any:
-        "Call a method of a tenant's `RolloutWorker`, or of a part of it"
+        "Call a method of a tenant's `RolloutWorker` by its name"
         if slot not in self.slots:
             raise ConfigError(f"{method} in slot {slot}, which is free", "Lease it first.")
         return find_method(self.slots[slot], method)(*args, **kwargs)
@@ -288,7 +288,7 @@ class TenantEngine:
         self.engine.close()
 
 # %% ../../nbs/train/23_tenants.ipynb #5e27c49c
-class SlotGroup(WorkerGroup):
+class SlotGroup(WorkerGroup[Any]):
     "The part of a worker group that belongs to one tenant"
 
     def __init__(self, group: WorkerGroup, slot: int):
@@ -309,11 +309,9 @@ class SlotGroup(WorkerGroup):
     def __len__(self) -> int:
         return len(self.group)
 
-    def _start_on(
-        self, method: str, args: dict[int, tuple], kwargs: dict, timeout: float | None
-    ) -> Future:
+    def _start_on(self, method: str, args: dict[int, tuple], kwargs: dict) -> Future[Any]:
         own = {rank: (self.slot, method, *values) for rank, values in args.items()}
-        return self.group._start_on("call_in_slot", own, kwargs, timeout)
+        return self.group._start_on("call_in_slot", own, kwargs)
 
     def kill(self, grace: float = 5.0) -> None:
         "No-op: the processes belong to all tenants"
@@ -327,7 +325,7 @@ class Tenant:
     slot: int
     config: RunConfig
     trainer: SlotGroup
-    engines: Engines
+    engines: Engines[RolloutWorker]
     hf_path: str  # the base model
     tokenizer: Any
     version: int = -1  # of the weights in the engines; -1: none yet
@@ -346,7 +344,7 @@ class Tenant:
         self.rollouts += 1
         shards = shard_requests(requests, len(self.engines.groups))
         calls = [(shard, sampling or self.config.sampling) for shard in shards]
-        answers = self.engines.call_each("generate", calls)
+        answers = self.engines.call_each(RolloutWorker.generate, calls)
         samples = [sample for answer in answers for sample in answer]
         for i, sample in enumerate(samples):
             asked[i // n].describe(sample)
@@ -360,9 +358,11 @@ class Tenant:
 
     def update_engines(self) -> None:
         "Send the weights to the engines as the next version; every engine verifies them"
-        manifest = merge_manifests(self.trainer.call("weights.write", self.version + 1))
+        manifest = merge_manifests(
+            self.trainer.call(Trainer.write_weights, self.version + 1)
+        )
         with releasing_weights(self.trainer):
-            self.engines.call("update_weights", manifest)
+            self.engines.call(RolloutWorker.update_weights, manifest)
         self.version = manifest.version
 
     def forward_backward(
@@ -386,25 +386,25 @@ class Tenant:
         if algorithm.use_reference:
             batch.ref_logprobs = self._logprobs(batch, "reference")
         complete_batch(batch, samples, size, algorithm, longest)
-        return sum_over_ranks(self.trainer.call("add_gradient", batch))
+        return sum_over_ranks(self.trainer.call(SlotTrainer.add_gradient, batch))
 
     def _logprobs(
         self, batch: Batch, policy: Literal["actor", "reference"]
     ) -> PerSequence:
-        return merge_sequences(self.trainer.call("logprobs", batch, policy), len(batch))
+        return merge_sequences(self.trainer.call(Trainer.logprobs, batch, policy), len(batch))
 
     def optim_step(self) -> dict[str, float]:
         """Update the weights and send them to the engines; return `grad_norm` and `lr`
 
         Raises `NumericsError` for a gradient that is not finite: the weights stay, and the tenant
         may continue."""
-        stepped = self.trainer.call("step")[0]
+        stepped = self.trainer.call(SlotTrainer.step)[0]
         self.update_engines()
         return stepped
 
     def save(self, folder: str | Path) -> Path:  # created or replaced
         "Write the adapter in peft's format, or the whole model as a Hugging Face folder; return the folder"
-        self.trainer.call("save", str(folder), self.hf_path)
+        self.trainer.call(Trainer.save, str(folder), self.hf_path)
         return Path(folder)
 
 # %% ../../nbs/train/23_tenants.ipynb #5e01a3f1
@@ -425,8 +425,8 @@ class Tenants:
     "The slots of a base model, in running processes; a context manager that ends them"
 
     config: RunConfig  # shared by all tenants
-    trainer: WorkerGroup
-    engines: Engines
+    trainer: WorkerGroup[TenantTrainer]
+    engines: Engines[TenantEngine]
     hf_path: str  # the base model
     # logs of the processes, and events; None: the groups are in this process
     folder: RunFolder | None = None
@@ -462,15 +462,10 @@ class Tenants:
         stack: ExitStack,  # ends the processes
     ) -> Self:
         "Start trainer and engines of all tenants on the devices of a cluster"
-        here = "cookbook_npu.train.tenants"
-
-        def start() -> WorkerGroup:
-            return start_trainer(cluster, config, hf_path, role=f"{here}:TenantTrainer")
-
-        def engine(number: int) -> WorkerGroup:
-            role = f"{here}:TenantEngine"
-            return start_engine(cluster, config, hf_path, number, role=role, asleep=False)
-
+        start = partial(start_trainer, cluster, config, hf_path, role=TenantTrainer)
+        engine = partial(
+            start_engine, cluster, config, hf_path, role=TenantEngine, asleep=False
+        )
         engines = [partial(engine, number) for number in range(config.num_engines)]
         trainer, *groups = start_groups(start, engines, config.target.engines_start_first)
         for group in (trainer, *groups):
@@ -498,8 +493,8 @@ class Tenants:
                 remedy = "The whole model has one tenant: start new Tenants for another one."
             raise ConfigError(f"no slot is free for tenant {name!r}", remedy)
         slot = free[0]
-        self.trainer.call("lease", slot, config)
-        self.engines.call("lease", slot)
+        self.trainer.call(TenantTrainer.lease, slot, config)
+        self.engines.call(TenantEngine.lease, slot)
         groups: list[WorkerGroup] = [SlotGroup(group, slot) for group in self.engines.groups]
         tenant = Tenant(
             name,
@@ -527,8 +522,8 @@ class Tenants:
             raise ConfigError(
                 f"{tenant.name!r} is not a tenant here", nearest(tenant.name, names)
             )
-        self.trainer.call("release", tenant.slot)
-        self.engines.call("release", tenant.slot)
+        self.trainer.call(TenantTrainer.release, tenant.slot)
+        self.engines.call(TenantEngine.release, tenant.slot)
         del self.leased[tenant.slot]
 
     def sample_together(
@@ -542,7 +537,7 @@ class Tenants:
             ({slots[name]: shards[i] for name, shards in asked.items()},)
             for i in range(len(self.engines.groups))
         ]
-        answers = self.engines.try_each("generate_together", calls)
+        answers = self.engines.try_each(TenantEngine.generate_together, calls)
         found: dict[str, Any] = {}
         for name in asked:
             own = [a if isinstance(a, RoleError) else a[slots[name]] for a in answers]

@@ -11,11 +11,10 @@ __all__ = ['ZERO_ADVANTAGES', 'STEPS_TO_ALARM', 'STEPS_TO_STOP', 'NO_LOSS_STEPS'
 
 # %% ../../nbs/train/07_train_step.ipynb #0526cf8b
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +46,10 @@ from ..train.batch import (
     teacher_of,
     with_advantages,
 )
+from .rollout_worker import Args
+from .run_trainer import RunTrainer
 from .sft import conversation_sample, make_sft_batch
+from .trainer import Trainer
 from .workers import DriverState
 
 # %% ../../nbs/train/07_train_step.ipynb #eb9d7544
@@ -301,13 +303,15 @@ class TrainStep:
         scored = self._score(step, batch, samples) if config.reward_model.path else {}
         if config.algorithm.use_reference:
             with span("ref_logprobs"):
-                batch.ref_logprobs = self._sequences(batch, "logprobs", batch, "reference")
+                batch.ref_logprobs = self._sequences(
+                    batch, Trainer.logprobs, batch, "reference"
+                )
         if self._needs_logprobs(step, batch):
             with span("logprobs"):
-                batch.old_logprobs = self._sequences(batch, "logprobs", batch, "actor")
+                batch.old_logprobs = self._sequences(batch, Trainer.logprobs, batch, "actor")
         if config.has_critic:
             with span("values"):
-                batch.values = self._sequences(batch, "critic.forward_only", batch)
+                batch.values = self._sequences(batch, RunTrainer.values, batch)
         complete_batch(
             batch,
             samples,
@@ -322,7 +326,7 @@ class TrainStep:
             self.passes_compared |= "ppo_kl" in metrics
         elif not metrics.keys() & {"skipped_steps", NO_LOSS_STEPS}:
             with span("actor_train"):
-                batch.old_logprobs = self._sequences(batch, "trained_logprobs")
+                batch.old_logprobs = self._sequences(batch, Trainer.trained_logprobs)
             self.unmeasured = batch
         if config.placement.mode == "split" and LOGPROB_DIFF in metrics and batch.old_logprobs:
             metrics = split_logprob_diff(metrics, batch, samples, version=step)
@@ -345,7 +349,7 @@ class TrainStep:
             self.turn_end = turn_end_tokens(config.data, self.state.workers.hf_path)
         inputs = reward_inputs(samples, *self.turn_end)
         with self.state.tracker.span("reward_model"):
-            found = self._sequences(inputs, "reward_model.score", inputs)
+            found = self._sequences(inputs, RunTrainer.scores, inputs)
         metrics = add_model_scores(batch, samples, [float(one[0]) for one in found], config)
         if config.output.save_samples:
             self.state.folder.save_samples(step + 1, [s.record() for s in samples])
@@ -357,7 +361,8 @@ class TrainStep:
         teachers = [teacher_of(distill, sample.metadata) for sample in samples]
         found: RowValues = {}
         with self.state.tracker.span("teacher_logprobs"):
-            for answer in self.state.trainer.call("teacher_logprobs", batch, teachers):
+            trainer = self.state.trainer
+            for answer in trainer.call(RunTrainer.teacher_logprobs, batch, teachers):
                 found |= answer
         # the policy's own where there is no teacher: nothing to learn from it
         rows = enumerate(batch.old_logprobs)
@@ -392,7 +397,12 @@ class TrainStep:
         several = len(batch.optimizer_steps) > 1
         return not self.passes_compared or warming_up or several or config.needs_logprobs
 
-    def _sequences(self, batch: Batch, method: str, *args: Any) -> PerSequence:
+    def _sequences(
+        self,
+        batch: Batch,
+        method: Callable[[RunTrainer, *Args], RowValues],
+        *args: *Args,
+    ) -> PerSequence:
         "Call the trainer for the values of every sequence of a batch"
         return merge_sequences(self.state.trainer.call(method, *args), len(batch))
 
@@ -406,13 +416,15 @@ class TrainStep:
         warming_up = step < config.critic.warmup_steps
         if config.has_critic:
             with span("critic_train"):
-                metrics = sum_over_ranks(self.state.trainer.call("critic.train", batch))
+                metrics = sum_over_ranks(
+                    self.state.trainer.call(RunTrainer.train_critic, batch)
+                )
             metrics |= value_metrics(batch) | {"critic/warmup": float(warming_up)}
         if warming_up:
             return metrics | self._watch(step, batch, samples), batch
         part, share = with_advantages(batch) if self._only_advantages_teach() else (batch, 1.0)
         with span("actor_train"):
-            training = self.state.trainer.start("train", part)
+            training = self.state.trainer.start(Trainer.train, part)
             metrics |= self._watch(step, batch, samples)
             metrics |= sum_over_ranks(training.result())
         for name in metrics.keys() & TOKEN_MEANS:
@@ -488,7 +500,7 @@ class SftStep(TrainStep):
     def run(self, step: int, batch: Batch, samples: list[Sample]) -> dict[str, float]:
         "Train; return the metrics"
         with self.state.tracker.span("actor_train"):
-            metrics = sum_over_ranks(self.state.trainer.call("train", batch))
+            metrics = sum_over_ranks(self.state.trainer.call(Trainer.train, batch))
         if metrics.get("skipped_steps"):
             self._save_samples(step, samples, "the optimizer step was skipped")
         return metrics | self._speed(batch)
@@ -503,7 +515,7 @@ def held_out_loss(state: DriverState) -> dict[str, float]:  # eval_loss, nats pe
     images = {i.reference: _decoded(i) for one in chosen for i in one.images}
     batch = make_sft_batch(samples, images)
     with state.tracker.span("eval"):
-        found = merge_sequences(state.trainer.call("logprobs", batch), len(batch))
+        found = merge_sequences(state.trainer.call(Trainer.logprobs, batch), len(batch))
     pairs = zip(found, batch.loss_weights, strict=True)
     return {
         "eval_loss": -sum(float(np.dot(logp_T, weight_T)) for logp_T, weight_T in pairs)

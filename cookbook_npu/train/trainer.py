@@ -910,6 +910,36 @@ class Trainer(ModelTrainer):
             restored.append(load_checkpoint(optimizer, str(own)))
         return all(restored)
 
+    def write_weights(
+        self, version: int
+    ) -> Manifest | None:  # None: this rank only joins the gathers
+        "Write all weights, for the engines to read"
+        return self.weights.write(version)
+
+    def release_weights(self) -> None:
+        "Free what `write_weights` wrote, once every engine has read it"
+        self.weights.release()
+
+    def broadcast_weights(self, manifest: Manifest, group: UpdateGroup) -> None:
+        "Send what was written to other machines; may run during the training of the next batch"
+        self.weights.broadcast(manifest, group)
+
+    def offer_handle(self) -> tuple[dict[str, bytes], str]:
+        "Return a handle of this rank's device for an engine to try, or why there is none; collective"
+        return self.weights.offer_handle()
+
+    def use_backend(self, backend: str) -> None:
+        "Write through shm or ipc from now on; collective"
+        self.weights.use_backend(backend)
+
+    def memory_metrics(self) -> dict[str, float]:  # bytes
+        "Return the memory metrics of this rank, awake"
+        return self.memory.metrics()
+
+    def engine_memory(self) -> dict[str, float]:  # bytes
+        "Return what the engine holds on this device while this rank sleeps"
+        return self.memory.engine_metrics()
+
     def shims(self) -> list[dict[str, str]]:  # name, target, phase, state, reason, ...
         "Return the state of every shim of this process"
         return [shim for shim in registry.report() if shim["state"] != "not entered"]

@@ -14,26 +14,27 @@ from typing import Any
 from ..cluster.worker_group import Future, WorkerGroup
 from ..errors import ConfigError, RoleError, WeightUpdateError
 from ..plan.memory import graph_mode
-from .rollout_worker import Engines
+from .rollout_worker import Engines, RolloutWorker
+from .trainer import Trainer
 from .workers import DriverState
 from ..weights.choice import choose_transport
 from ..weights.manifest import Manifest, merge_manifests
 
 # %% ../../nbs/train/08_weight_update.ipynb #a9c7400c
 @contextmanager
-def releasing_weights(trainer: WorkerGroup) -> Iterator[None]:
+def releasing_weights(trainer: WorkerGroup[Trainer]) -> Iterator[None]:
     "Free what the trainer has written when the block ends"
     try:
         yield
     finally:
-        trainer.call("weights.release")
+        trainer.call(Trainer.release_weights)
 
 
-def check_graphs(state: DriverState, engines: Engines) -> None:
+def check_graphs(state: DriverState, engines: Engines[RolloutWorker]) -> None:
     "Let engines compare captured graphs with eager decoding, once; an event records a difference"
     if graph_mode(state.config)[0] == "off":
         return
-    found = engines.try_each("engine.check_graphs", [()] * len(engines.groups))
+    found = engines.try_each(RolloutWorker.check_graphs, [()] * len(engines.groups))
     for fault in found:
         if fault and not isinstance(
             fault, RoleError
@@ -68,7 +69,7 @@ class WeightUpdate:
         "Start writing the trainer's weights; pass the result to `finish`"
         with self.state.tracker.span("update_weights"):
             self._choose_backend()
-            return self.state.trainer.start("weights.write", version)
+            return self.state.trainer.start(Trainer.write_weights, version)
 
     def finish(self, writing: Future) -> dict[str, float]:
         "Put the trainer to sleep, wake the engines and let them load and verify"
@@ -78,12 +79,12 @@ class WeightUpdate:
         if manifest.note:
             self._record_backend(manifest.backend, manifest.note)
         with state.tracker.span("sleep"):
-            memory = state.trainer.call("sleep")[0]
+            memory = state.trainer.call(Trainer.sleep)[0]
         with state.tracker.span("update_weights"):
             with releasing_weights(state.trainer):
-                state.engines.call("engine.wake", ["weights"])
+                state.engines.call(RolloutWorker.wake, ["weights"])
                 self._load(manifest)
-            state.engines.call("engine.wake", ["kv_cache"])
+            state.engines.call(RolloutWorker.wake, ["kv_cache"])
             check_graphs(state, state.engines)
         if state.config.lora.rank:
             memory["memory/weight_update"] = manifest.nbytes
@@ -94,12 +95,12 @@ class WeightUpdate:
     def _load(self, manifest: Manifest) -> None:
         "Let every engine load and verify the weights, at most twice"
         try:
-            self.state.engines.call("update_weights", manifest)
+            self.state.engines.call(RolloutWorker.update_weights, manifest)
         except WeightUpdateError as error:
             self.state.folder.event(
                 "weight_update_retry", version=manifest.version, why=error.what
             )
-            self.state.engines.call("update_weights", manifest)
+            self.state.engines.call(RolloutWorker.update_weights, manifest)
 
     def _choose_backend(self) -> None:
         "Test once per trainer whether every engine can open a handle of its device memory"
@@ -107,20 +108,20 @@ class WeightUpdate:
         trainer = self.state.trainer
         if trainer is self.negotiated or choose_transport(config).why:
             return
-        offers = trainer.call("weights.offer_handle")
+        offers = trainer.call(Trainer.offer_handle)
         why = next((reason for _, reason in offers if reason), "")
         if not why:
             handles: dict[str, Any] = {}
             for of_rank, _ in offers:
                 handles |= of_rank
-            answers = self.state.engines.call_ranks("try_handle", handles)
+            answers = self.state.engines.call_ranks(RolloutWorker.try_handle, handles)
             why = next((answer for answer in answers if answer), "")
         if why and config.placement.transfer_backend == "ipc":
             raise ConfigError(
                 f"placement.transfer_backend is 'ipc': {why}",
                 "Set placement.transfer_backend to auto.",
             )
-        trainer.call("weights.use_backend", "shm" if why else "ipc")
+        trainer.call(Trainer.use_backend, "shm" if why else "ipc")
         self._record_backend("shm" if why else "ipc", why)
         self.negotiated = trainer
 

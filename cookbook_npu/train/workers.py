@@ -35,7 +35,9 @@ from ..rollout.episodes import EpisodeRunner
 from ..runs.folder import RunFolder
 from ..runs.metrics import Tracker
 from ..stop import RunStopped, resume_hint
-from .rollout_worker import CONTROL_METHODS, Engines
+from .rollout_worker import Engines, RolloutWorker
+from .run_trainer import RunTrainer
+from .trainer import Trainer
 
 # %% ../../nbs/train/04_workers.ipynb #2a486d3d
 # Ray share of a device for each worker; trainer and engine together stay below 1
@@ -57,8 +59,8 @@ def start_trainer(
     config: RunConfig,
     hf_path: str,
     extra_env: Env = MappingProxyType({}),
-    role: str = "cookbook_npu.train.run_trainer:RunTrainer",
-) -> WorkerGroup:
+    role: type = RunTrainer,
+) -> WorkerGroup[Any]:
     "Start one trainer process on each trainer device; they are awake"
     share = machine_share(cluster, config, 0)
     return RayWorkerGroup.create(
@@ -69,7 +71,9 @@ def start_trainer(
         share=DEVICE_SHARE,
         bootstrap="trainer",
         # a broadcast may run during the training of the next batch
-        control_methods=["weights.broadcast"] if config.placement.mode == "split" else (),
+        control_methods=[Trainer.broadcast_weights]
+        if config.placement.mode == "split"
+        else (),
         kwargs={"config": config, "hf_path": hf_path},
         env=role_environment(config, "trainer", share=share) | dict(extra_env),
         timeout=config.target.call_timeout_s,
@@ -90,9 +94,9 @@ def start_engine(
     hf_path: str,  # configuration and tokenizer
     number: int,
     extra_env: Env = MappingProxyType({}),
-    role: str = "cookbook_npu.train.rollout_worker:RolloutWorker",
+    role: type = RolloutWorker,
     asleep: bool = True,  # put it to sleep at once
-) -> WorkerGroup:
+) -> WorkerGroup[Any]:
     "Start one process for each device of an engine; asleep, it waits for its first weight update"
     slots = slots_of_engine(config, number)
     share = machine_share(cluster, config, slots.start)
@@ -103,7 +107,7 @@ def start_engine(
         slots=slots,
         share=DEVICE_SHARE,
         bootstrap="rollout",
-        control_methods=CONTROL_METHODS,
+        control_methods=[RolloutWorker.health],
         kwargs={"config": config, "hf_path": hf_path, "load_weights": not asleep},
         env=role_environment(config, "rollout", share=share) | dict(extra_env),
         timeout=config.target.call_timeout_s,
@@ -112,7 +116,7 @@ def start_engine(
     if not asleep:
         return group
     try:
-        group.call("engine.sleep")
+        group.call(RolloutWorker.sleep)
     except BaseException:  # these processes are not registered yet
         group.kill()
         raise
@@ -126,8 +130,8 @@ class Workers(AbstractContextManager):
     cluster: Cluster
     config: RunConfig
     hf_path: str  # first weights
-    trainer: WorkerGroup
-    engines: Engines
+    trainer: WorkerGroup[RunTrainer]
+    engines: Engines[RolloutWorker]
     removed: set[int] = field(default_factory=set)  # engines, by number
 
     def __exit__(self, *_: object) -> None:
@@ -190,14 +194,14 @@ class Workers(AbstractContextManager):
 # %% ../../nbs/train/04_workers.ipynb #0b1c8783
 
 
-def put_to_sleep(group: WorkerGroup, timeout: float) -> bool:
+def put_to_sleep(group: WorkerGroup[RolloutWorker], timeout: float) -> bool:
     "Put an engine to sleep unless it sleeps already; return False if it is lost"
     if group.lost or not len(group):
         return False
     try:
-        states = {health["state"] for health in group.call("health", timeout=timeout)}
-        if states != {"asleep"}:
-            group.call("engine.sleep", timeout=timeout)
+        health = group.start(RolloutWorker.health).result(timeout)
+        if {rank["state"] for rank in health} != {"asleep"}:
+            group.start(RolloutWorker.sleep).result(timeout)
     except (RoleError, EngineError):
         return False
     return True
@@ -257,12 +261,12 @@ class DriverState:
     grading: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
-    def trainer(self) -> WorkerGroup:
+    def trainer(self) -> WorkerGroup[RunTrainer]:
         "The present trainer ranks: a new group after a restart"
         return self.workers.trainer
 
     @property
-    def engines(self) -> Engines:
+    def engines(self) -> Engines[RolloutWorker]:
         return self.workers.engines
 
     def resume_state(self) -> dict[str, Any]:  # JSON-able

@@ -151,8 +151,8 @@ def start_ours(task: Task, old_logprobs: str = "rollout") -> Any:
     from cookbook_npu.runs.folder import RunFolder
     from cookbook_npu.runs.metrics import SpanLog, Tracker
     from cookbook_npu.train.driver import Driver
-    from cookbook_npu.train.rollout_worker import Engines
-    from cookbook_npu.train.trainer import ModelPasses
+    from cookbook_npu.train.rollout_worker import Engines, RolloutWorker
+    from cookbook_npu.train.trainer import ModelPasses, Trainer
     from cookbook_npu.train.workers import DriverState, Workers
 
     longest = max(map(len, task["prompts"])) + task["tokens"]
@@ -187,14 +187,10 @@ def start_ours(task: Task, old_logprobs: str = "rollout") -> Any:
         overrides=overrides,
     )
     kwargs = {"config": config, "hf_path": task["folder"]}
-    trainer = LocalWorkerGroup.create(
-        "trainer", "cookbook_npu.train.trainer:Trainer", kwargs=kwargs
-    )
+    trainer = LocalWorkerGroup.create("trainer", Trainer, kwargs=kwargs)
     kwargs["load_weights"] = not task["lora"]  # the first update sends an adapter
-    engine = LocalWorkerGroup.create(
-        "rollout", "cookbook_npu.train.rollout_worker:RolloutWorker", kwargs=kwargs
-    )
-    engine.call("engine.sleep")
+    engine = LocalWorkerGroup.create("rollout", RolloutWorker, kwargs=kwargs)
+    engine.call(RolloutWorker.sleep)
     workers = Workers(None, config, task["folder"], trainer, Engines([engine]))
     tracker = Tracker(span_log=SpanLog(clock=time.process_time))
     root = tempfile.mkdtemp(dir=Path(task["output"]).parent)
@@ -228,6 +224,7 @@ def gate_ours(task: Task) -> dict[str, Any]:
     from cookbook_npu.model.megatron import export_weights
     from cookbook_npu.train.batch import make_batch
     from cookbook_npu.train.train_step import merge_sequences
+    from cookbook_npu.train.trainer import Trainer
 
     # the ratio of TRL's step is 1; against the engine's log-probs it is 1 up to their rounding
     driver = start_ours(task, old_logprobs="trainer")
@@ -237,13 +234,13 @@ def gate_ours(task: Task) -> dict[str, Any]:
     prompts = [draw.prompt for draw in state.prompts.next_draws(PROMPTS)]
     samples = driver.placement.sampler.generate(prompts, SAMPLES, step=0)
     driver.placement.restarts.sleep_engines()
-    state.trainer.call("wake")
+    state.trainer.call(Trainer.wake)
     batch = make_batch(
         samples, SAMPLES, config.algorithm, config.global_batch_size, task["tokens"]
     )
     # no old log-probs, as in the steps that are timed: they are those of the forward pass itself
     trainer.forward_backward(batch, batch.optimizer_steps[0])
-    logprobs = merge_sequences(state.trainer.call("trained_logprobs"), len(batch))
+    logprobs = merge_sequences(state.trainer.call(Trainer.trained_logprobs), len(batch))
     weights = {p: p.detach().clone() for p in trainer.model.module.parameters()}
 
     def exported() -> dict[str, Any]:

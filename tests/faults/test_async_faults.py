@@ -164,13 +164,13 @@ def test_a_machine_joins_and_gets_an_engine(undisturbed, tmp_path):
 @pytest.mark.lane("runs")
 def test_an_engine_and_then_the_trainer_are_lost(tmp_path):
     "The engine's groups go to the other one, the trainer back to its checkpoint"
-    faults = "rollout0/engine.collect#2/die; trainer/1/train#4/die"
+    faults = "rollout0/collect#2/die; trainer/1/train#4/die"
     driver = Driver(configure(tmp_path, "run", **SPLIT), faults)
     assert driver.end() == 0, driver.text()
     folder = tmp_path / "run"
     told = [failure["error"] for failure in events(folder, "failure")]
     assert len(told) == 2, told
-    assert "rollout0 rank 0 of 1: engine.collect(): the process died" in told[0]
+    assert "rollout0 rank 0 of 1: collect(): the process died" in told[0]
     assert "trainer rank 1 of 2" in told[1]
     restarts = events(folder, "restart")
     assert [0] in [restart["engines"] for restart in restarts]

@@ -114,11 +114,11 @@ class Player:
         return self.side.trainer.call_in_slot(self.slot, method, *args)
 
     def send(self) -> None:
-        manifest = self.of("weights.write", self.version)
+        manifest = self.of("write_weights", self.version)
         if self.side.engine:
             whole = merge_manifests([manifest])
             self.side.engine.call_in_slot(self.slot, "update_weights", whole)
-        self.of("weights.release")
+        self.of("release_weights")
         self.version += 1
 
     def sample(self) -> None:

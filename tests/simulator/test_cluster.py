@@ -24,11 +24,6 @@ pytestmark = pytest.mark.lane("devices")
 ROLE = f"{__file__}:Probe"
 
 
-class Engine:
-    def sleep(self):
-        "What an engine does before its first weights"
-
-
 class Probe:
     "A role that tells about its process, and misbehaves on request"
 
@@ -36,7 +31,9 @@ class Probe:
         if fail:
             raise ValueError(f"rank {rank} refuses to start")
         self.rank, self.world_size = rank, world_size
-        self.engine = Engine()
+
+    def sleep(self):
+        "What an engine does before its first weights"
 
     def env(self):
         return dict(os.environ)
@@ -75,7 +72,7 @@ def cluster(tmp_path_factory):
 def test_environment_is_the_allow_list_and_the_role(cluster):
     env = {"OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "7", "LANG": None}
     with RayWorkerGroup.create("probe", ROLE, cluster, env=env, timeout=400) as group:
-        for rank, seen in enumerate(group.call("env")):
+        for rank, seen in enumerate(group.call(Probe.env)):
             assert "STRAY_VARIABLE" not in seen and "LANG" not in seen
             expected = {
                 "OMP_NUM_THREADS": "1",
@@ -87,8 +84,8 @@ def test_environment_is_the_allow_list_and_the_role(cluster):
                 "ASCEND_RT_VISIBLE_DEVICES": str(rank),
             }
             assert {name: seen[name] for name in expected} == expected
-        assert len({e["COOKBOOK_NPU_SIM_SESSION"] for e in group.call("env")}) == 1
-        assert len({e["MASTER_PORT"] for e in group.call("env")}) == 1
+        for name in ("COOKBOOK_NPU_SIM_SESSION", "MASTER_PORT"):
+            assert len({env[name] for env in group.call(Probe.env)}) == 1
 
 
 def test_workers_share_devices_until_they_are_full(cluster):
@@ -96,8 +93,9 @@ def test_workers_share_devices_until_they_are_full(cluster):
         with RayWorkerGroup.create(
             "engine", ROLE, cluster, slots=[[0, 1]], timeout=400
         ) as engine:
-            assert engine.call_rank_zero("env")["ASCEND_RT_VISIBLE_DEVICES"] == "0,1"
-            assert len(set(trainer.call("pid") + engine.call("pid"))) == 3
+            env = engine.call_rank_zero(Probe.env)
+            assert env["ASCEND_RT_VISIBLE_DEVICES"] == "0,1"
+            assert len(set(trainer.call(Probe.pid) + engine.call(Probe.pid))) == 3
             with pytest.raises(
                 RoleTimeout,
                 match=r"greedy rank 0 of 1: start\(\) did not return within 2 s",
@@ -124,8 +122,8 @@ def test_two_runs_on_one_machine_have_their_own_ports(cluster, monkeypatch):
             start_trainer(run, config, "/m") as trainer,
             start_engine(run, config, "/m", 0) as engine,
         ):
-            found |= {("trainer", device): trainer.call_rank_zero("env")}
-            found |= {("engine", device): engine.call_rank_zero("env")}
+            found |= {("trainer", device): trainer.call_rank_zero(Probe.env)}
+            found |= {("engine", device): engine.call_rank_zero(Probe.env)}
     for name in ("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE"):
         ports = [set().union(*read_range(env[name])) for env in found.values()]
         assert len(set().union(*ports)) == sum(map(len, ports)) == 4 * 50
@@ -141,7 +139,7 @@ def test_a_crash_is_reported_while_the_other_rank_hangs(cluster):
         with pytest.raises(
             RoleError, match=r"probe rank 1 of 2: crash_or_hang\(\): the process died"
         ) as caught:
-            group.call("crash_or_hang", 1)
+            group.call(Probe.crash_or_hang, 1)
         assert "in crash_or_hang" in Path(group.workers[1].log).read_text()
         assert "last lines of" in caught.value.__notes__[0]
         pids = group.pids
@@ -170,11 +168,12 @@ def test_nothing_half_made_remains(cluster):
 ATTACH = """
 import sys
 from cookbook_npu.cluster.worker_group import RayWorkerGroup
+from cookbook_npu.cluster.environment import load_role
 from cookbook_npu.cluster.ray_cluster import Cluster
 with Cluster.start(devices=1, address=sys.argv[1]) as cluster:
     assert not cluster.node.owned
     with RayWorkerGroup.create("guest", sys.argv[2], cluster, timeout=400) as group:
-        print(*group.call("leave_folder"))
+        print(*group.call(load_role(sys.argv[2]).leave_folder))
 """
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from places import HELPERS
+from start_roles import Role
 
 from cookbook_npu.cluster.ray_cluster import Cluster
 from cookbook_npu.cluster.worker_group import RayWorkerGroup
@@ -92,8 +93,8 @@ def start(cluster, kind: str | None, **more) -> RayWorkerGroup:
 )
 def test_a_worker_is_a_fork_that_imports_little(cluster, kind, threads):
     with start(cluster, kind, env={"OMP_NUM_THREADS": threads}) as group:
-        infos = group.call("process_info")
-        assert group.call("devices") == [1, 1]
+        infos = group.call(Role.process_info)
+        assert group.call(Role.devices) == [1, 1]
     for rank, info in enumerate(infos):
         assert info["fork"] and "fork_server" in info["server"]
         assert info["visible"] == str(rank) and info["threads"] == int(threads)

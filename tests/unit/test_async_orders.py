@@ -35,9 +35,9 @@ NUM_ENGINES, STEPS, PROMPTS = 2, 12, 2
 class Group(LocalWorkerGroup):
     "An engine whose calls take time"
 
-    def _start_on(self, method, args, kwargs, timeout):
+    def _start_on(self, method, args, kwargs):
         async def returned():
-            return [await getattr(self.workers[0], method.split(".")[-1])(*args[0])]
+            return [await getattr(self.workers[0], method)(*args[0])]
 
         return asyncio.create_task(returned())
 

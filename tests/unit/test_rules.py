@@ -218,6 +218,30 @@ print([m for m in {HEAVY} if m in sys.modules])
     assert heavy == "[]", f"importing the light modules loads {heavy}"
 
 
+REMOTE_CALLS = """
+from cookbook_npu.train.rollout_worker import RolloutWorker
+from cookbook_npu.train.trainer import Trainer
+from cookbook_npu.train.workers import Workers
+def calls(run: Workers):
+    run.trainer.call(Trainer.save_state, "folder")
+    run.trainer.call(Trainer.save_state, 3)  # refused
+    run.trainer.call(Trainer.save_stat, "folder")  # refused
+    run.trainer.call(RolloutWorker.sleep)  # refused
+    run.engines.call(RolloutWorker.wake)  # refused
+    run.engines.try_each(RolloutWorker.collect, [(8,)])
+    run.engines.try_each(RolloutWorker.collect, [("8",)])  # refused
+"""
+
+
+def test_a_type_checker_follows_a_call_into_the_worker(tmp_path):
+    (tmp_path / "calls.py").write_text(REMOTE_CALLS)
+    checker = [sys.executable, "-m", "basedpyright", "--outputjson", "--level", "error"]
+    done = subprocess.run([*checker, tmp_path / "calls.py"], cwd=ROOT, capture_output=True)
+    errors = json.loads(done.stdout)["generalDiagnostics"]
+    wrong = [n for n, text in enumerate(REMOTE_CALLS.splitlines()) if "refused" in text]
+    assert [error["range"]["start"]["line"] for error in errors] == wrong, errors
+
+
 def test_the_house_keeps_its_budgets():
     "What needs more deletes as much, or says in its commit why the number rises"
     found = budgets.measured()

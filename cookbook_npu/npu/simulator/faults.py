@@ -256,11 +256,9 @@ def arm_methods(role: Any) -> None:
     if "simulated_npu" not in sys.modules:
         return
     for fault in _faults_of_this_process():
-        part, _, name = fault.method.rpartition(".")
-        owner = getattr(role, part, None) if part else role
-        method = getattr(owner, name, None) if name else None
+        method = getattr(role, fault.method, None) if fault.method else None
         if method is not None:
-            setattr(owner, name, _armed(method, fault))
+            setattr(role, fault.method, _armed(method, fault))
 
 
 def _armed(method: Callable, fault: Fault) -> Callable:

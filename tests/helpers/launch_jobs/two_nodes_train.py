@@ -39,7 +39,7 @@ def places(address: str):
     "The devices of both nodes in order, and where the ranks of a group are"
     with Cluster.start(4, "NPU", simulated=True, address=address, timeout=200) as cluster:
         with RayWorkerGroup.create("teller", Teller, cluster, timeout=200) as group:
-            return cluster.slots, group.call("where")
+            return cluster.slots, group.call(Teller.where)
 
 
 def play(head, folder, running) -> dict:
