@@ -26,10 +26,10 @@ from ..runs.metrics import (
 from ..stop import RunStopped, StopRequest, resume_hint
 from .async_sampling import AsyncSampler, LoopThread
 from .async_weight_update import AsyncWeightUpdate
+from .batch import conversation_sample
 from .checkpointing import CheckpointManager, due
 from .recovery import EngineRestarts, Failures, Recovery
 from .sampling import Grading, Rollout, Sampler
-from .sft import conversation_sample
 from ..train.train_step import (
     STEPS_TO_STOP,
     LogprobDiffAlarm,

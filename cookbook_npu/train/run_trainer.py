@@ -21,10 +21,9 @@ from ..model.megatron import load_model
 from ..model.packing import TokenBatch
 from ..model.tiny import teacher_folder
 from ..rl.sequences import token_names
-from .batch import Batch, RowValues
+from .batch import Batch, RowValues, supervised_loss
 from .critic import build_critic, packed_values
 from .offload import HostOffloader
-from .sft import supervised_loss
 from ..train.trainer import (
     ModelPasses,
     Trainer,

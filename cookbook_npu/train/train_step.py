@@ -39,7 +39,9 @@ from ..train.batch import (
     add_model_scores,
     add_teacher,
     complete_batch,
+    conversation_sample,
     make_batch,
+    make_sft_batch,
     reward_inputs,
     rollout_metrics,
     rollout_mismatch,
@@ -48,7 +50,6 @@ from ..train.batch import (
 )
 from .rollout_worker import Args
 from .run_trainer import RunTrainer
-from .sft import conversation_sample, make_sft_batch
 from .trainer import Trainer
 from .workers import DriverState
 

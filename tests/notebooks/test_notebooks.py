@@ -75,7 +75,7 @@ data/tokenizer data/conversations
 model/checkpoint model/lora model/routing_replay weights/transport
 rollout/transformers rollout/vllm plan/plan runs/kernel policy/evaluate
 train/offload train/trainer train/driver train/start train/session train/rehearsal train/critic
-train/sft train/tenants train/tenant_run train/run_trainer
+train/tenants train/tenant_run train/run_trainer
 tutorials/own_data tutorials/own_game tutorials/own_loss tutorials/own_reward
 """.split()
 )
