@@ -449,8 +449,12 @@ class Tenants:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        "End the processes"
         self.stack.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @classmethod
     def on(
