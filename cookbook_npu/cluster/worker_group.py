@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ from ..cluster.environment import (
     apply_env,
     load_role,
     redirect_output,
-    role_name,
     role_path,
     startup_env,
     traceback_tail,
@@ -213,15 +212,10 @@ class WorkerActor:
         address = import_ray().util.get_node_ip_address()
         return {"pid": os.getpid(), "node": address, "port": free_port()}
 
-    def call(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-        "Call a method of the role object"
+    def call(self, method: str, args: tuple, kwargs: dict, control: bool = False) -> Any:
+        "Call a method of the role; a control method leaves the heartbeat of the current call unchanged"
         # `_read_stacks` finds this frame by the names of file and method
-        with self._errors_logged(), track_call(method):
-            return find_method(self.role, method)(*args, **kwargs)
-
-    def control(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-        "Call a control method, which leaves the heartbeat of the current call unchanged"
-        with self._errors_logged():
+        with self._errors_logged(), nullcontext() if control else track_call(method):
             return find_method(self.role, method)(*args, **kwargs)
 
     def close(self) -> None:
@@ -572,7 +566,9 @@ class RayWorkerGroup(WorkerGroup[Role]):
         found = call("where", "start", [()] * len(self))
         place = (found[0]["node"], found[0]["port"], self.cluster.type.visible_env)
         arguments = []
-        sent = role_path(role)
+        path = role_path(role)
+        # a class of a notebook has no module; others are imported after the bootstrap
+        sent = role if path.startswith("__main__:") else path
         for worker, where in zip(self.workers, found, strict=True):
             worker.pid = where["pid"]
             own = env | {"COOKBOOK_NPU_ROLE": self.name}
@@ -580,7 +576,7 @@ class RayWorkerGroup(WorkerGroup[Role]):
                 own["COOKBOOK_NPU_MACHINE"] = worker.slots[0].node_id
             own |= distributed_env(worker, *place)
             arguments.append((sent, own, worker.log, bootstrap, kwargs))
-        call("build", role_name(role), arguments)
+        call("build", path.rpartition(":")[2], arguments)
 
     def status(self) -> list[str]:
         "Return a line for each rank with a log file: its call and last progress"
@@ -600,10 +596,7 @@ class RayWorkerGroup(WorkerGroup[Role]):
         )
 
     def _start_on(
-        self,
-        method: str,
-        args: dict[int, tuple],
-        kwargs: dict,
+        self, method: str, args: dict[int, tuple], kwargs: dict
     ) -> "RayFuture":
         if not self.workers:
             raise RoleError(
@@ -620,10 +613,11 @@ class RayWorkerGroup(WorkerGroup[Role]):
             worker = self.workers[rank]
             call = worker.actor.call
             if control:
-                call = worker.actor.control.options(concurrency_group="control")
+                call = call.options(concurrency_group="control")
             elif worker.watch is not None:
                 worker.watch.restart()
-            refs[call.remote(method, own if shared is None else shared, kwargs)] = worker
+            sent = own if shared is None else shared
+            refs[call.remote(method, sent, kwargs, control)] = worker
         return RayFuture(self, method, refs, self.timeout)
 
     def abandon(self) -> None:

@@ -25,12 +25,7 @@ from .batch import Batch, RowValues
 from .critic import build_critic, packed_values
 from .offload import HostOffloader
 from .sft import supervised_loss
-from ..train.trainer import (
-    ModelPasses,
-    Trainer,
-    TrainerMemory,
-    run_on_all_ranks,
-)
+from .trainer import ModelPasses, Trainer, TrainerMemory, run_on_all_ranks
 
 # %% ../../nbs/train/22_run_trainer.ipynb #1edc5a18
 class FrozenModel(ModelPasses):

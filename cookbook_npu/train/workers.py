@@ -37,7 +37,6 @@ from ..runs.metrics import Tracker
 from ..stop import RunStopped, resume_hint
 from .rollout_worker import Engines, RolloutWorker
 from .run_trainer import RunTrainer
-from .trainer import Trainer
 
 # %% ../../nbs/train/04_workers.ipynb #2a486d3d
 # Ray share of a device for each worker; trainer and engine together stay below 1
@@ -71,7 +70,7 @@ def start_trainer(
         share=DEVICE_SHARE,
         bootstrap="trainer",
         # a broadcast may run during the training of the next batch
-        control_methods=[Trainer.broadcast_weights]
+        control_methods=[RunTrainer.broadcast_weights]
         if config.placement.mode == "split"
         else (),
         kwargs={"config": config, "hf_path": hf_path},
