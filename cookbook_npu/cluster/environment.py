@@ -236,7 +236,7 @@ def load_role(role: str | type) -> type:
 # %% ../../nbs/cluster/00_environment.ipynb #068be646
 def role_path(role: str | type) -> str:
     "Return a role as text, module:Class"
-    return role if isinstance(role, str) else f"{role.__module__}:{role.__name__}"
+    return role if isinstance(role, str) else f"{role.__module__}:{role.__qualname__}"
 
 # %% ../../nbs/cluster/00_environment.ipynb #c176fc90
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

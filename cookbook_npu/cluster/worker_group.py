@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -212,10 +212,15 @@ class WorkerActor:
         address = import_ray().util.get_node_ip_address()
         return {"pid": os.getpid(), "node": address, "port": free_port()}
 
-    def call(self, method: str, args: tuple, kwargs: dict, control: bool = False) -> Any:
-        "Call a method of the role; a control method leaves the heartbeat of the current call unchanged"
+    def call(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        "Call a method of the role object"
         # `_read_stacks` finds this frame by the names of file and method
-        with self._errors_logged(), nullcontext() if control else track_call(method):
+        with self._errors_logged(), track_call(method):
+            return find_method(self.role, method)(*args, **kwargs)
+
+    def control(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        "Call a control method, which leaves the heartbeat of the current call unchanged"
+        with self._errors_logged():
             return find_method(self.role, method)(*args, **kwargs)
 
     def close(self) -> None:
@@ -566,9 +571,9 @@ class RayWorkerGroup(WorkerGroup[Role]):
         found = call("where", "start", [()] * len(self))
         place = (found[0]["node"], found[0]["port"], self.cluster.type.visible_env)
         arguments = []
-        path = role_path(role)
-        # a class of a notebook has no module; others are imported after the bootstrap
-        sent = role if path.startswith("__main__:") else path
+        module, _, name = role_path(role).rpartition(":")
+        # a worker imports the module after its bootstrap; classes of notebooks and functions have none
+        sent = role if module in ("", "__main__") or "." in name else f"{module}:{name}"
         for worker, where in zip(self.workers, found, strict=True):
             worker.pid = where["pid"]
             own = env | {"COOKBOOK_NPU_ROLE": self.name}
@@ -576,7 +581,7 @@ class RayWorkerGroup(WorkerGroup[Role]):
                 own["COOKBOOK_NPU_MACHINE"] = worker.slots[0].node_id
             own |= distributed_env(worker, *place)
             arguments.append((sent, own, worker.log, bootstrap, kwargs))
-        call("build", path.rpartition(":")[2], arguments)
+        call("build", name.rpartition(".")[2], arguments)
 
     def status(self) -> list[str]:
         "Return a line for each rank with a log file: its call and last progress"
@@ -613,11 +618,10 @@ class RayWorkerGroup(WorkerGroup[Role]):
             worker = self.workers[rank]
             call = worker.actor.call
             if control:
-                call = call.options(concurrency_group="control")
+                call = worker.actor.control.options(concurrency_group="control")
             elif worker.watch is not None:
                 worker.watch.restart()
-            sent = own if shared is None else shared
-            refs[call.remote(method, sent, kwargs, control)] = worker
+            refs[call.remote(method, own if shared is None else shared, kwargs)] = worker
         return RayFuture(self, method, refs, self.timeout)
 
     def abandon(self) -> None:
