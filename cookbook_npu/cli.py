@@ -438,10 +438,7 @@ def _prepare(
 # %% ../nbs/99_cli.ipynb #6a7b5d54
 _ResumeRun = Annotated[
     Path | None,
-    Option(
-        help="Resume this run folder from its newest valid checkpoint.",
-        **_OF_RUN,
-    ),
+    Option(help="Resume this run folder from its newest valid checkpoint.", **_OF_RUN),
 ]
 _RunScale = Annotated[str | None, _scale("laptop")]
 
@@ -747,9 +744,7 @@ _DoctorScale = Annotated[
 _DoctorNodes = Annotated[
     int | None,
     Option(
-        min=1,
-        show_default="as few as the run's devices need",
-        help="Machines of the run.",
+        min=1, show_default="as few as the run's devices need", help="Machines of the run."
     ),
 ]
 _Bundle = Annotated[
@@ -863,8 +858,7 @@ def planned_notebook(notebook: Path, given: Given) -> tuple[str, Given]:
 )
 def _plan(
     recipe: Annotated[
-        str,
-        Argument(help="Recipe name or notebook path.", autocompletion=complete_recipes),
+        str, Argument(help="Recipe name or notebook path.", autocompletion=complete_recipes)
     ],
     scale: _Scale = None,
     parameter: _Parameters = None,
@@ -925,9 +919,7 @@ def _fetch(
 
 # %% ../nbs/99_cli.ipynb #1366bc04
 @app.command(
-    "report",
-    rich_help_panel=_AFTER,
-    epilog="Example: cookbook-npu report runs/NAME",
+    "report", rich_help_panel=_AFTER, epilog="Example: cookbook-npu report runs/NAME"
 )
 def _report(
     run: Annotated[Path, Argument(help="Run folder; the run may have failed.", **_OF_RUN)],
@@ -1040,11 +1032,7 @@ def recipe_summary(notebook: Path) -> tuple[str, str]:
     return title, about
 
 
-@app.command(
-    "recipes",
-    rich_help_panel=_BEFORE,
-    epilog="Example: cookbook-npu recipes",
-)
+@app.command("recipes", rich_help_panel=_BEFORE, epilog="Example: cookbook-npu recipes")
 def _recipes() -> None:
     "List the recipes with a summary."
     for name in RECIPES:
@@ -1145,8 +1133,7 @@ def compared(runs: Sequence[Path], against: str | None) -> list[Any]:
         raise ConfigError(f"--against is {against!r}", "Give expected.")
     if len(runs) == 1 and against is None:
         raise ConfigError(
-            "compare was given one run",
-            "Add a second one, or --against expected.",
+            "compare was given one run", "Add a second one, or --against expected."
         )
     if against:
         results = [compare_runs(*runs)] if len(runs) == 2 else []
@@ -1173,10 +1160,7 @@ def _compare(
     ],
     against: Annotated[
         str | None,
-        Option(
-            metavar="expected",
-            help="Compare with the expected numbers of the recipe.",
-        ),
+        Option(metavar="expected", help="Compare with the expected numbers of the recipe."),
     ] = None,
     as_json: _AsJson = False,
     page: Annotated[
@@ -1227,8 +1211,7 @@ _Recipe = Annotated[
     ),
 ]
 _Address = Annotated[
-    str | None,
-    Option(help="Ray cluster to join (host:port); default: start one."),
+    str | None, Option(help="Ray cluster to join (host:port); default: start one.")
 ]
 _Host = Annotated[
     str | None,

@@ -535,10 +535,7 @@ qwen3_4b_opd = Recipe(
 )
 
 # %% ../nbs/02_recipes.ipynb #05dd0e2c
-_SFT: Settings = {
-    "sft.loss_mask": "assistant",
-    "data.apply_chat_template": True,
-}
+_SFT: Settings = {"sft.loss_mask": "assistant", "data.apply_chat_template": True}
 _TINY_SFT: Settings = {
     "num_steps": 300,
     "model.dtype": "float32",
@@ -801,12 +798,7 @@ qwen3_vl_8b_ppo = Recipe(
     at={
         "laptop": _TINY_PPO,
         "cuda": _TINY_PPO,
-        "910b": {
-            **_GEO3K,
-            **_PPO,
-            "critic.learning_rate": 1e-5,
-            "critic.warmup_steps": 1,
-        },
+        "910b": {**_GEO3K, **_PPO, "critic.learning_rate": 1e-5, "critic.warmup_steps": 1},
     },
     variants=(_TURNS,),
     reference=REPORTED["areal"],
@@ -984,10 +976,7 @@ def _changes_between(own: RunConfig, config: RunConfig) -> list[PromptChange]:
     is_task = prompts in TASK_NAMES
     return [
         PromptChange(
-            key,
-            before.get(key),
-            value,
-            f"for the task {prompts}" if is_task else _WHY[key],
+            key, before.get(key), value, f"for the task {prompts}" if is_task else _WHY[key]
         )
         for key, value in prompt_settings(prompts, own).items()
         if key != "data.prompt_data" and before.get(key) != value == now.get(key)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['INHERITED', 'PRELOAD_VARIABLES', 'MACHINE_VARIABLES', 'STARTUP_VARIABLES', 'WITHHELD', 'HUB_VARIABLE', 'FORBIDDEN',
            'SHOWN', 'check_kind', 'worker_env', 'environment_lines', 'startup_env', 'apply_threads', 'apply_env',
-           'redirect_output', 'load_role', 'role_name', 'role_path', 'traceback_tail']
+           'redirect_output', 'load_role', 'role_path', 'traceback_tail']
 
 # %% ../../nbs/cluster/00_environment.ipynb #0b9f02f7
 import faulthandler
@@ -235,16 +235,9 @@ def load_role(role: str | type) -> type:
     return getattr(module, name)
 
 # %% ../../nbs/cluster/00_environment.ipynb #068be646
-def role_name(role: str | type) -> str:
-    "Return the class name of a role"
-    return role.__name__ if isinstance(role, type) else role.rpartition(":")[2]
-
-
-def role_path(role: str | type) -> str | type:
-    "Return a class of a module as text: a worker imports the module after its bootstrap"
-    if isinstance(role, str) or role.__module__ == "__main__":
-        return role
-    return f"{role.__module__}:{role.__name__}"
+def role_path(role: str | type) -> str:
+    "Return a role as text, module:Class"
+    return role if isinstance(role, str) else f"{role.__module__}:{role.__qualname__}"
 
 # %% ../../nbs/cluster/00_environment.ipynb #c176fc90
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

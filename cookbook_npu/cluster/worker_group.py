@@ -29,7 +29,6 @@ from ..cluster.environment import (
     apply_env,
     load_role,
     redirect_output,
-    role_name,
     role_path,
     startup_env,
     traceback_tail,
@@ -572,7 +571,9 @@ class RayWorkerGroup(WorkerGroup[Role]):
         found = call("where", "start", [()] * len(self))
         place = (found[0]["node"], found[0]["port"], self.cluster.type.visible_env)
         arguments = []
-        sent = role_path(role)
+        module, _, name = role_path(role).rpartition(":")
+        # a worker imports the module after its bootstrap; classes of notebooks and functions have none
+        sent = role if module in ("", "__main__") or "." in name else f"{module}:{name}"
         for worker, where in zip(self.workers, found, strict=True):
             worker.pid = where["pid"]
             own = env | {"COOKBOOK_NPU_ROLE": self.name}
@@ -580,7 +581,7 @@ class RayWorkerGroup(WorkerGroup[Role]):
                 own["COOKBOOK_NPU_MACHINE"] = worker.slots[0].node_id
             own |= distributed_env(worker, *place)
             arguments.append((sent, own, worker.log, bootstrap, kwargs))
-        call("build", role_name(role), arguments)
+        call("build", name.rpartition(".")[2], arguments)
 
     def status(self) -> list[str]:
         "Return a line for each rank with a log file: its call and last progress"
@@ -600,10 +601,7 @@ class RayWorkerGroup(WorkerGroup[Role]):
         )
 
     def _start_on(
-        self,
-        method: str,
-        args: dict[int, tuple],
-        kwargs: dict,
+        self, method: str, args: dict[int, tuple], kwargs: dict
     ) -> "RayFuture":
         if not self.workers:
             raise RoleError(

@@ -496,14 +496,9 @@ class RunPlan:
         return find_soc(self.soc).devices_per_machine
 
     @property
-    def is_split(self) -> bool:
-        "Whether trainer and engines have separate devices"
-        return self.config.placement.mode == "split"
-
-    @property
     def overlaps(self) -> bool:
         "Whether the rollout of a later step runs during training"
-        return self.is_split and self.config.rollout.depth > 0
+        return self.config.placement.mode == "split" and self.config.rollout.depth > 0
 
     @property
     def step_seconds(self) -> float:

@@ -529,11 +529,7 @@ class Engine(ABC):
     def _share(self, other: "Engine") -> None:
         "Begin as a second engine on the model of another one"
         Engine.__init__(
-            self,
-            other.model,
-            other.tokenizer,
-            other.max_tokens,
-            other.simulated_latency,
+            self, other.model, other.tokenizer, other.max_tokens, other.simulated_latency
         )
         self.dtype = other.dtype
         self.holder = other.holder

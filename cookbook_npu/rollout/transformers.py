@@ -298,11 +298,7 @@ class ModelRunner:
         return cache
 
     def forward(
-        self,
-        cache: DynamicCache,
-        ids_BT: Tensor,
-        mask: Tensor | None,
-        **inputs: Tensor,
+        self, cache: DynamicCache, ids_BT: Tensor, mask: Tensor | None, **inputs: Tensor
     ) -> Tensor:  # [B, V] logits of the next tokens
         "Run new tokens of each row; the cache grows by T columns"
         report_progress(f"{ids_BT.shape[0]} rows, {ids_BT.shape[1]} new tokens each")

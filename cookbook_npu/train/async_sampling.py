@@ -514,12 +514,7 @@ class RunningEvaluation:
 class AsyncSampler:
     "Keeps the engines of a split run busy and returns the groups of each step"
 
-    def __init__(
-        self,
-        state: DriverState,
-        grading: Grading,
-        failures: Failures,
-    ):
+    def __init__(self, state: DriverState, grading: Grading, failures: Failures):
         self.state = state
         self.grading = grading
         self.tasks = Tasks()

@@ -14,12 +14,7 @@ from typing import Any
 
 from ..cluster.ray_cluster import import_ray
 from ..cluster.worker_group import Future, WorkerGroup
-from ..errors import (
-    CookbookError,
-    MissingError,
-    RoleError,
-    WeightUpdateError,
-)
+from ..errors import CookbookError, MissingError, RoleError, WeightUpdateError
 from .async_sampling import AsyncSampler
 from .rollout_worker import Args, Engines, RolloutWorker
 from .trainer import Trainer

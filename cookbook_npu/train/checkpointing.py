@@ -186,8 +186,7 @@ def with_moved_inputs(
     for path in recorded.keys() & present.keys() & unchanging:
         if present[path] != recorded[path]:
             raise ConfigError(
-                f"{path} has changed since the run began",
-                "Restore it, or start a new run.",
+                f"{path} has changed since the run began", "Restore it, or start a new run."
             )
     return override(was, moved)
 

@@ -19,11 +19,7 @@ import torch
 from ..config import RunConfig
 from ..errors import ConfigError, DeviceError
 from ..npu.device import Accelerator
-from ..plan.memory import (
-    engine_components,
-    engine_keeps_frozen,
-    model_of,
-)
+from ..plan.memory import engine_components, engine_keeps_frozen, model_of
 from ..runs.metrics import format_bytes
 
 # %% ../../nbs/train/01_offload.ipynb #21c0f739

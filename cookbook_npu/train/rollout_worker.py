@@ -102,18 +102,12 @@ class RolloutWorker:
         self.broadcasts = BroadcastEnd(self.acc)
 
     def generate(
-        self,
-        requests: Sequence[Request],
-        sampling: SamplingConfig,
+        self, requests: Sequence[Request], sampling: SamplingConfig
     ) -> list[Sample]:
         "Sample a response to each request, in their order"
         return self.engine.generate(requests, SamplingParams.of(sampling))
 
-    def submit(
-        self,
-        requests: Sequence[Request],
-        sampling: SamplingConfig,
-    ) -> None:
+    def submit(self, requests: Sequence[Request], sampling: SamplingConfig) -> None:
         "Queue requests for `collect`"
         self.engine.submit(requests, SamplingParams.of(sampling))
 
@@ -223,10 +217,8 @@ class Engines(Generic[Role]):
         await asyncio.gather(*started, return_exceptions=True)
         return self._results(calls)
 
-    def _start_each(
-        self, method: Callable[[Role, *Args], R], args: Sequence[tuple[*Args]]
-    ) -> list[Future[R] | RoleError]:
-        started: list[Future[R] | RoleError] = []
+    def _start_each(self, method: Callable, args: Sequence[tuple]) -> list[Any]:
+        started: list[Future | RoleError] = []
         for group, own in zip(self.groups, args, strict=True):
             try:
                 started.append(group.start(method, *own))
@@ -234,8 +226,8 @@ class Engines(Generic[Role]):
                 started.append(error)
         return started
 
-    def _results(self, calls: list[Future[R] | RoleError]) -> list[R | RoleError]:
-        results: list[R | RoleError] = []
+    def _results(self, calls: list[Future | RoleError]) -> list[Any]:
+        results: list[Any] = []
         for call in calls:
             try:
                 results.append(call if isinstance(call, RoleError) else call.result()[0])

@@ -24,12 +24,7 @@ from ..rl.sequences import token_names
 from .batch import Batch, RowValues, supervised_loss
 from .critic import build_critic, packed_values
 from .offload import HostOffloader
-from ..train.trainer import (
-    ModelPasses,
-    Trainer,
-    TrainerMemory,
-    run_on_all_ranks,
-)
+from .trainer import ModelPasses, Trainer, TrainerMemory, run_on_all_ranks
 
 # %% ../../nbs/train/22_run_trainer.ipynb #1edc5a18
 class FrozenModel(ModelPasses):

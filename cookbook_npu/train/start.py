@@ -55,10 +55,7 @@ from ..runs.plots import NotebookView, format_duration, live_view
 from ..runs.report import run_result
 from ..runs.trackers import open_trackers
 from ..scratch import sweep_scratch
-from ..stop import (
-    StopRequest,
-    resume_step,
-)
+from ..stop import StopRequest, resume_step
 from ..terminal import counted
 from .checkpointing import base_model, save_base_model
 from .driver import Driver
@@ -68,9 +65,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # %% ../../nbs/train/14_start.ipynb #c20af7a7
-def describe_device(
-    config: RunConfig,
-) -> dict[str, Any]:
+def describe_device(config: RunConfig) -> dict[str, Any]:
     "Return name, count and kind of the run's devices, for stack.json"
     simulated = config.target.simulated
     described = {

@@ -45,10 +45,7 @@ from ..train.start import (
     record_trainer,
     start_devices,
 )
-from ..train.tenants import (
-    Tenant,
-    Tenants,
-)
+from .tenants import Tenant, Tenants
 from .weight_update import WeightUpdate, releasing_weights
 from .workers import DriverState, Workers
 from ..weights.manifest import merge_manifests
@@ -295,11 +292,7 @@ class TenantRecord:
             engines = BatchedEngines(engines.groups, name, turns)
         turns.clocks[name] = tracker.spans.clock = TenantClock()
         workers = Workers(
-            cluster,
-            self.config,
-            tenants.hf_path,
-            self.tenant.trainer,
-            engines,
+            cluster, self.config, tenants.hf_path, self.tenant.trainer, engines
         )
         state = DriverState(
             self.config,

@@ -230,9 +230,7 @@ class LogprobDiffAlarm:
 # %% ../../nbs/train/07_train_step.ipynb #cc041e75
 def _decoded(image: ImageInput) -> ImageInput:
     return ImageInput(
-        reference=image.reference,
-        pixel_values=image.pixel_values,
-        grid_thw=image.grid_thw,
+        reference=image.reference, pixel_values=image.pixel_values, grid_thw=image.grid_thw
     )
 
 
@@ -289,10 +287,7 @@ class TrainStep:
         return found
 
     def run(
-        self,
-        step: int,
-        batch: Batch,
-        samples: list[Sample],
+        self, step: int, batch: Batch, samples: list[Sample]
     ) -> dict[str, float]:
         """Train, with the trainer awake; return the metrics except those of `late_metrics`.
 

@@ -253,8 +253,7 @@ class TrainerMemory:
 
 # %% ../../nbs/train/02_trainer.ipynb #5ae0c7b4
 def run_on_all_ranks(
-    work: Callable[[], Any],
-    undo: Callable[[], Any] | None = None,
+    work: Callable[[], Any], undo: Callable[[], Any] | None = None
 ) -> None:
     "Run something on all ranks or on none: if one fails, the others undo it, and all raise"
     error = None
@@ -636,8 +635,7 @@ class WeightWriter:
         send_buckets(self.broadcasts.join(group, 0), manifest, self.transport.blocks)
 
     def write(
-        self,
-        version: int,
+        self, version: int
     ) -> Manifest | None:  # None: this rank only joins the gathers
         """Write all weights, under their Hugging Face names, for the engines to read.
 
@@ -808,9 +806,7 @@ class Trainer(ModelTrainer):
         return compute_loss(logp_T, entropy_T, micro_batch, self.config.algorithm)
 
     def logprobs(
-        self,
-        batch: Batch,
-        policy: Literal["actor", "reference"] = "actor",
+        self, batch: Batch, policy: Literal["actor", "reference"] = "actor"
     ) -> RowValues:
         "Return the log-prob of every response token; {} unless this rank reports"
         if policy == "actor":

@@ -37,7 +37,6 @@ from ..runs.metrics import Tracker
 from ..stop import RunStopped, resume_hint
 from .rollout_worker import Engines, RolloutWorker
 from .run_trainer import RunTrainer
-from .trainer import Trainer
 
 # %% ../../nbs/train/04_workers.ipynb #2a486d3d
 # Ray share of a device for each worker; trainer and engine together stay below 1
@@ -63,6 +62,8 @@ def start_trainer(
 ) -> WorkerGroup[Any]:
     "Start one trainer process on each trainer device; they are awake"
     share = machine_share(cluster, config, 0)
+    # a broadcast may run during the training of the next batch
+    control = [RunTrainer.broadcast_weights] if config.placement.mode == "split" else []
     return RayWorkerGroup.create(
         "trainer",
         role,
@@ -70,10 +71,7 @@ def start_trainer(
         slots=range(config.trainer_devices),
         share=DEVICE_SHARE,
         bootstrap="trainer",
-        # a broadcast may run during the training of the next batch
-        control_methods=[Trainer.broadcast_weights]
-        if config.placement.mode == "split"
-        else (),
+        control_methods=control,
         kwargs={"config": config, "hf_path": hf_path},
         env=role_environment(config, "trainer", share=share) | dict(extra_env),
         timeout=config.target.call_timeout_s,

@@ -39,8 +39,3 @@ def open_browser(profile: Path, width: int = 1400, height: int = 1000) -> Iterat
         yield driver
     finally:
         driver.quit()
-
-
-def console_errors(driver) -> list[str]:
-    "What pages have complained of since the last call"
-    return [e["message"] for e in driver.get_log("browser") if e["level"] == "SEVERE"]

@@ -41,17 +41,9 @@ class Probe:
     def pid(self):
         return os.getpid()
 
-    def libraries(self, part):
-        "Libraries loaded into this process whose path contains `part`"
-        with open("/proc/self/maps") as maps:
-            return sorted({line.split()[-1] for line in maps if part in line})
-
     def leave_folder(self):
         "A folder among temporary files that nobody removes"
         return tempfile.mkdtemp()
-
-    def size(self, data):
-        return len(data)
 
     def crash_or_hang(self, rank):
         if self.rank == rank:

@@ -11,27 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from page_blocks import (
-    ELSEWHERE,
-    IN_PROCESS,
-    NPU,
-    TYPED,
-    all_pages,
-    how_run,
-    steps,
-    typed,
-)
+from page_blocks import ELSEWHERE, IN_PROCESS, NPU, TYPED, all_pages, how_run, steps, typed
 from reader import CAPTION, Reader, blocks, make_environment
 from text_samples import text_sample
 from typer.testing import CliRunner
 
-from cookbook_npu.cli import (
-    app,
-    check_machine,
-    find_notebook,
-    join_pairs,
-    resolve_run,
-)
+from cookbook_npu.cli import app, check_machine, find_notebook, join_pairs, resolve_run
 from cookbook_npu.config import OutputConfig, config_keys
 from cookbook_npu.data.prompts import load_prompts
 from cookbook_npu.data.tokenizer import build_tokenizer
