@@ -100,7 +100,7 @@ class RunningGroup:
         "Return the samples by index"
         return [self.samples[index] for index in sorted(self.samples)]
 
-
+# %% ../../nbs/train/11_async_sampling.ipynb #43058c4f
 def training_group(draw: Draw, config: RunConfig) -> RunningGroup:
     "Return the group of a draw, with the names and seeds of a synchronous run"
     step, place = divmod(draw.number, config.rollout.prompts_per_step)

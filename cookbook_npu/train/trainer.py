@@ -428,7 +428,7 @@ class ModelPasses(ABC):
             found |= self.by_row(batch, members, value_T)
         return found
 
-
+# %% ../../nbs/train/02_trainer.ipynb #34ef18b3
 class ModelTrainer(ModelPasses):
     "Passes and optimizer steps of one model, the policy or the critic"
 

@@ -46,7 +46,7 @@ def check_graphs(state: DriverState, engines: Engines[RolloutWorker]) -> None:
                 flush=True,
             )
 
-
+# %% ../../nbs/train/08_weight_update.ipynb #b6b4ab42
 class WeightUpdate:
     "Weight updates of engines that share the trainer's devices"
 
