@@ -96,7 +96,7 @@ def read_parameter_file(file: Path) -> tuple[dict[str, Any], Callable[[str], str
 
     if not isinstance(values, dict):
         raise ConfigError(
-            f"{file} holds a {type(values).__name__}",
+            f"{file} holds {'nothing' if values is None else f'a {type(values).__name__}'}",
             "Write a mapping of parameter names to values.",
         )
     keys = {key.name for key in config_keys()} | config_sections()

@@ -11,7 +11,17 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeGuard, TypeVar
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeGuard,
+    TypeVar,
+    get_args,
+)
 
 from pydantic import (
     AfterValidator,
@@ -128,6 +138,9 @@ class Config(BaseModel):
     @classmethod
     def _choose(cls, value: Any, info: ValidationInfo) -> Any:
         section = cls.model_fields[info.field_name or ""].annotation
+        kinds = {section, *get_args(section)}
+        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+            raise ValueError(f"{str(value).lower()} is no number")
         given = value.model_dump(exclude_unset=True) if isinstance(value, Config) else value
         if not isinstance(given, Mapping) or not is_section(section):
             return value

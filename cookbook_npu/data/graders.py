@@ -319,9 +319,9 @@ def _bind(
     try:
         signature.bind("", None, {}, **arguments)
     except TypeError as e:
-        raise ConfigError(
-            f"reward.arguments of {name}: {e}", f"It takes {signature}."
-        ) from None
+        what = f"reward.arguments of {name}" if arguments else f"scorer {name}"
+        remedy = f"It is called with (text, label, metadata), and takes {signature}."
+        raise ConfigError(f"{what}: {e}", remedy) from None
     if not arguments:
         return function
     return partial(function, **arguments)

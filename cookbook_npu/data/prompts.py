@@ -195,6 +195,13 @@ class PromptDataset:
         self.put_back()
 
 # %% ../../nbs/data/04_prompts.ipynb #bcf549fa
+def _none_left(source: str) -> DataError:
+    return DataError(
+        f"no prompt is left of {source or 'the data'}",
+        "Raise data.max_prompt_tokens or give another file.",
+    )
+
+
 class EpochOrder:
     "The prompts of one source, shuffled anew for each epoch"
 
@@ -206,10 +213,7 @@ class EpochOrder:
         source: str = "",
     ):
         if not prompts:
-            raise DataError(
-                f"no prompt is left of {source or 'the data'}",
-                "Raise data.max_prompt_tokens or give another file.",
-            )
+            raise _none_left(source)
         self.prompts = prompts
         self.shuffle = shuffle
         self.seed = seed
@@ -371,9 +375,23 @@ class SourceReader:
         raise NotImplementedError
 
     @cached_property
+    def _evaluation(self) -> tuple[list[Any], str, Counter[str]]:
+        return (
+            self.read(self.config.eval_data)
+            if self.config.eval_data
+            else ([], "", Counter())
+        )
+
+    @property
     def held_out(self) -> list[Any]:
         "All prompts of `data.eval_data`; empty without it"
-        return self.read(self.config.eval_data)[0] if self.config.eval_data else []
+        return self._evaluation[0]
+
+    @property
+    def left_out(self) -> str:
+        "Which records of `data.eval_data` are not asked, and why; empty: all are"
+        _, line, counts = self._evaluation
+        return line.partition(" kept, ")[2] if counts["kept"] < counts["read"] else ""
 
     def training(self, seed: int = 0) -> "PromptDataset":
         "The training prompts of a run; raises `DataError` when none is left of a source"
@@ -396,6 +414,10 @@ class SourceReader:
         The generated tasks of a mixture share the number evenly."""
         config, most = self.config, self.config.eval_prompts
         if config.eval_data:
+            if not self.held_out:
+                raise _none_left(self._evaluation[1])
+            if self.left_out:
+                print(f"{config.eval_data}: left out {self.left_out}", flush=True)
             if len(self.held_out) > most:
                 share = f"{most} of {len(self.held_out)} evaluated (data.eval_prompts)"
                 print(f"{config.eval_data}: {share}", flush=True)

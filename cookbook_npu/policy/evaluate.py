@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,8 @@ from ..data.tasks import GENERATED
 from ..data.tokenizer import read_tokenizer
 from ..errors import (
     ConfigError,
+    CookbookError,
+    DataError,
     EnvironmentFault,
     MissingError,
     RewardError,
@@ -194,15 +196,18 @@ def answer_records(samples: "Sequence[Sample]") -> list[dict[str, Any]]:
     return list(records.values())
 
 # %% ../../nbs/policy/01_evaluate.ipynb #f70a261f
-def _load_prompts(inputs: Inputs, hf_path: Path) -> "list[Prompt]":
-    "Return the tokenized prompts of an evaluation; raises `MissingError` if there are none"
-    prompts = inputs.reader(hf_path).evaluated()
+def _load_prompts(inputs: Inputs, hf_path: Path) -> "tuple[list[Prompt], str]":
+    """Return the tokenized prompts of an evaluation, and which records are left out
+
+    Raises `MissingError` without held-out prompts, `DataError` where none of a file is left."""
+    reader = inputs.reader(hf_path)
+    prompts = reader.evaluated()
     if not prompts:
         raise MissingError(
             "the run has no held-out prompts: data.eval_data is not set",
             "Give --data FILE.",
         )
-    return prompts
+    return prompts, reader.left_out
 
 
 def _asked_conversations(inputs: Inputs, hf_path: Path) -> "list[Prompt]":
@@ -251,10 +256,14 @@ def evaluate_run(
     check_engine(config)
     inputs = read_inputs(config, files=False)
     inputs.check_source("data.eval_data", config.data.eval_data)
+    folder = run.path / "evaluations"
+    with storage_errors(folder):  # before the work, whose result would be lost
+        folder.mkdir(exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     with policy_folder(run, checkpoint) as hf_path:
         device = prepare_device(config)
         began = time.monotonic()
-        prompts = _load_prompts(inputs, hf_path)
+        prompts, left_out = _load_prompts(inputs, hf_path)
         check_prompts(config.reward, prompts)
         shards = of_run.num_engines or 1
         samples, failures = _sampled(inputs, hf_path, prompts, checkpoint.step, shards)
@@ -264,6 +273,7 @@ def evaluate_run(
         "step": checkpoint.step,
         "data": config.data.eval_data or config.data.prompt_data,
         "prompts": len({sample.group_id for sample in samples}),
+        "left_out": left_out,
         "samples_per_prompt": config.rollout.eval_samples,
         **config.eval_sampling.model_dump(),
         "seed": config.seed,
@@ -276,7 +286,6 @@ def evaluate_run(
     }
     if settings == EvalSettings():
         result["own_accuracy"] = evaluated_at(run, checkpoint.step)
-    folder = run.path / "evaluations"
     with storage_errors(folder):
         file = numbered_path(folder, ".json")
         write_json(file, result)
@@ -301,6 +310,8 @@ def evaluation_text(result: Mapping[str, Any]) -> str:
             if name.startswith(prefix):
                 label = name.removeprefix("eval_").removeprefix("accuracy/")
                 lines += [f"{label:9} {value:.4f}"]
+    if result["left_out"]:
+        lines += [f"left out  {result['left_out']}"]
     if failed := len(result["failed_environments"]):
         lines += [f"left out  {failed} prompts: environments failed"]
     lines += [f"took      {result['seconds']:.1f} s on a {result['device']}"]
@@ -339,8 +350,10 @@ def _answer_here(given: Mapping[str, Any]) -> list[tuple[str, str, str, list[str
         inputs = read_inputs(config, files=False)
         if of_run.is_sft:
             prompts = _asked_conversations(read_inputs(of_run, files=False), hf_path)
+        elif given["data"] and (reader := inputs.reader(hf_path)).left_out:
+            raise _too_long(config, reader.held_out)
         else:
-            prompts = _load_prompts(inputs, hf_path)
+            prompts, _ = _load_prompts(inputs, hf_path)
         samples, _ = _sampled(inputs, hf_path, prompts, checkpoint.step)
     shown = [s.metadata.get("prompt_texts", s.metadata["prompt"]) for s in samples]
     texts = [board_or_text(s.metadata, s.text) for s in samples]
@@ -349,9 +362,33 @@ def _answer_here(given: Mapping[str, Any]) -> list[tuple[str, str, str, list[str
     return list(zip(shown, labels, texts, pictures, strict=True))
 
 # %% ../../nbs/policy/01_evaluate.ipynb #cf6d42a0
+def _too_long(config: RunConfig, kept: "Sequence[Prompt]") -> DataError:
+    "The error for prompts of `ask` that the run's limit leaves out, to be raised"
+    lines = Path(str(config.data.eval_data)).read_text(encoding="utf-8").splitlines()
+    numbers = {int(prompt.prompt_id.rpartition(":")[2]) for prompt in kept}
+    first = next(line for n, line in enumerate(lines, 1) if n not in numbers)
+    limit = config.data.max_prompt_tokens
+    return DataError(
+        f"ask: the prompt {json.loads(first)['prompt'][:40]!r}... has more than {limit} tokens",
+        f"Shorten it: data.max_prompt_tokens of the run is {limit}.",
+    )
+
+
 def _write_answers(given: Mapping[str, Any], file: str) -> None:
     apply_threads(os.environ)
-    Path(file).write_text(json.dumps(_answer_here(given)), encoding="utf-8")
+    try:
+        found: Any = _answer_here(given)
+    except CookbookError as error:  # for the process that asks
+        found = {"what": error.what, "remedy": error.remedy}
+    Path(file).write_text(json.dumps(found), encoding="utf-8")
+
+
+def _last_error(log: str, status: int) -> str:
+    "The error of the last traceback in a log, else its last line, else the exit code"
+    lines = log.strip().splitlines()
+    after = log.rpartition("Traceback (most recent call last):\n")[2].splitlines()
+    errors = [line for line in after if line and not line.startswith(" ")]
+    return (errors[:1] if "Traceback" in log else lines[-1:] or [f"exit code {status}"])[0]
 
 
 def _answer_there(given: Mapping[str, Any], file: Path, config: RunConfig) -> str:
@@ -378,8 +415,7 @@ def _answer_there(given: Mapping[str, Any], file: Path, config: RunConfig) -> st
         except BaseException:  # also an interrupt
             os.kill(process.pid, signal.SIGKILL)
             raise
-    lines = log.read_text("utf-8", "replace").strip().splitlines()
-    return (lines[-1:] or [f"exit code {status}"])[0] if status else ""
+    return _last_error(log.read_text("utf-8", "replace"), status) if status else ""
 
 # %% ../../nbs/policy/01_evaluate.ipynb #d307445d
 def _asked_record(prompt: str | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -401,18 +437,19 @@ def ask(
     max_tokens: int | None = None,  # per answer; None: as in the run
 ) -> AnswerTable:
     "Return the greedy answers of a run's policy, to be shown as the last value of a cell"
-    prompts = [prompts] if isinstance(prompts, str) else prompts
+    one = isinstance(prompts, (str, Mapping)) or not isinstance(prompts, Iterable)
+    own: list[Any] = [prompts] if one else list(prompts)
     run = RunFolder.open(path)
     run.refuse_tenants("policy")
     title = f"after {counted(chosen_checkpoint(run, step).step, 'step')}"
     data = run.config().data
     sources = data.mixture or [data.prompt_data]
-    if not prompts and not data.eval_data and not {*sources} & {*GENERATED}:
+    if not own and not data.eval_data and not {*sources} & {*GENERATED}:
         why = "no held-out prompts: give ask some of your own"
         return AnswerTable((title,), (), empty=why)
     with tempfile.TemporaryDirectory() as folder:
         asked, answers = Path(folder, "prompts.jsonl"), Path(folder, "answers.json")
-        records = [_asked_record(one) for one in prompts]
+        records = [_asked_record(one) for one in own]
         lines = [json.dumps({"label": "-", **record}) for record in records]
         different = list(dict.fromkeys(lines))  # data has each prompt once
         asked.write_text("\n".join(different), encoding="utf-8")
@@ -425,9 +462,11 @@ def ask(
                 "cookbook-npu eval asks it in a terminal, with its output.",
             )
         found = json.loads(answers.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            raise CookbookError(found["what"], found["remedy"])
         found = [found[different.index(one)] for one in lines] or found
     rows = (
-        AnswerRow(shown, "" if prompts else label, ((text, None),), tuple(pictures))
+        AnswerRow(shown, "" if own else label, ((text, None),), tuple(pictures))
         for shown, label, text, pictures in found
     )
     return AnswerTable((title,), tuple(rows), whose="prompt")

@@ -44,6 +44,7 @@ from ..runs.folder import (
 from ..runs.metrics import (
     MetricColumns,
     count_steps,
+    first_and_last,
     format_number,
     load_metrics,
     metric_points,
@@ -119,6 +120,7 @@ class Outcomes:
 
     paths: tuple[str, ...]
     steps: tuple[int, ...]  # finished
+    planned: tuple[int, ...]  # steps of the whole run
     settings: dict[str, tuple[Any, ...]]  # keys that differ -> value of each run
     finals: tuple[dict[str, Final], ...]
     metrics: tuple[MetricColumns, ...]
@@ -145,6 +147,15 @@ class Outcomes:
         "Return a short name of each run: A, B, ..."
         return [_run_name(number) for number in range(len(self.paths))]
 
+    def run_rows(self) -> list[tuple[str, str]]:
+        "Return the name of each run, with its folder and steps"
+        counts = [
+            f"{done} steps" if done >= planned else f"{done} of {planned} steps: incomplete"
+            for done, planned in zip(self.steps, self.planned, strict=True)
+        ]
+        rows = zip(self.names(), self.paths, counts, strict=True)
+        return [(name, f"{path}, {count}") for name, path, count in rows]
+
     def setting_rows(self) -> list[list[str]]:
         "Return the settings that differ: key, value of each run"
         rows = [(key, *values) for key, values in self.settings.items()]
@@ -161,10 +172,7 @@ class Outcomes:
         return found
 
     def __str__(self) -> str:
-        lines = [
-            f"{name} {path}, {steps} steps"
-            for name, path, steps in zip(self.names(), self.paths, self.steps, strict=True)
-        ]
+        lines = [" ".join(row) for row in self.run_rows()]
         if self.not_bitwise and not self.settings:
             lines.append(f"need not repeat bitwise: {self.not_bitwise}")
         lines += ["", *_aligned([["setting", *self.names()], *self.setting_rows()]), ""]
@@ -177,13 +185,9 @@ class Outcomes:
 
     def _repr_html_(self) -> str:
         names, settings = self.names(), self.setting_rows()
-        runs = [
-            (name, f"{path}, {steps} steps")
-            for name, path, steps in zip(names, self.paths, self.steps, strict=True)
-        ]
         return "".join(
             (
-                html_table(runs),
+                html_table(self.run_rows()),
                 html_table(settings, ("setting", *names)) if settings else "",
                 html_table(self.rows(), ("final number ± standard error", *names, "")),
             )
@@ -341,6 +345,7 @@ def run_outcomes(paths: Sequence[Path | str]) -> Outcomes:
     return Outcomes(
         tuple(str(run.path) for run in runs),
         tuple(steps),
+        tuple(config.num_steps for config in configs),
         settings,
         tuple(final_numbers(run, m) for run, m in zip(runs, metrics, strict=True)),
         tuple(metrics),
@@ -599,7 +604,7 @@ class RunLine:
         if not values:
             return ""
         name = "accuracy" if self.accuracies else "reward" if self.rewards else "loss"
-        return f"{name} {format_number(values[0])} → {format_number(values[-1])}"
+        return f"{name} {first_and_last(values)}"
 
     @property
     def changed(self) -> list[str]:

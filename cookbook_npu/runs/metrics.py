@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['STEP_PHASES', 'OPTIONAL_PHASES', 'TIME_PREFIX', 'TRAIN_WAIT', 'TRAINER_PHASES', 'CONSOLE_METRICS', 'NOT_WORK',
            'MetricColumns', 'is_timing', 'train_wait_time', 'is_step', 'Sink', 'import_errors', 'TensorBoardSink',
-           'format_number', 'format_bytes', 'step_line', 'ConsoleSink', 'RoleSpan', 'SpanLog', 'load_spans',
-           'newest_steps', 'covered_seconds', 'RoleUse', 'role_use', 'Tracker', 'to_columns', 'load_metrics',
-           'count_steps', 'metric_points', 'phase_means']
+           'format_number', 'first_and_last', 'format_bytes', 'step_line', 'ConsoleSink', 'RoleSpan', 'SpanLog',
+           'load_spans', 'newest_steps', 'covered_seconds', 'RoleUse', 'role_use', 'Tracker', 'to_columns',
+           'load_metrics', 'count_steps', 'metric_points', 'phase_means']
 
 # %% ../../nbs/runs/01_metrics.ipynb #7cda0875
 import importlib
@@ -171,6 +171,12 @@ def format_number(value: float | int | None) -> str:
     if isinstance(value, int) or (value.is_integer() and abs(value) < 1e6):
         return f"{int(value)}"
     return f"{value:.3g}" if abs(value) < 1 else f"{value:.4g}"
+
+
+def first_and_last(values: Sequence[float]) -> str:
+    "Format the first and the last of some values; one alone is no change. Empty: no value"
+    ends = [values[0], values[-1]] if len(values) > 1 else values
+    return " → ".join(map(format_number, ends))
 
 
 def format_bytes(count: float | None) -> str:

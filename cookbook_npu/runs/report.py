@@ -33,6 +33,7 @@ from ..runs.metrics import (
     MetricColumns,
     RoleSpan,
     count_steps,
+    first_and_last,
     format_bytes,
     format_number,
     load_metrics,
@@ -96,8 +97,7 @@ def result_table(
         label = "reward, first → last step"
         if name != "raw_reward":
             label = f"{name.replace('_', ' ')}, first → last"
-        ends = [format_number(values[0]), format_number(values[-1])] if values else []
-        rows.append((label, " → ".join(ends) or None))
+        rows.append((label, first_and_last(values) or None))
     done = count_steps(metrics)
     times = _values(metrics, f"{TIME_PREFIX}step")
     speeds = _values(metrics, "tokens_per_s_per_device")

@@ -67,6 +67,8 @@ class Failures:
             why = f"This was failure {self.restarts + 1}, faults.max_restarts is {faults.max_restarts}"
         else:
             self.restarts += 1
+            number = f"restart {self.restarts} of at most {faults.max_restarts}"
+            print(f"{error.what}: {number}", flush=True)
             return
         remedy = "Fix the cause. " if repeated else ""
         why += f": the run ends, and its folder is as it was. {remedy}{resume_hint(self.state.folder.path)}"
@@ -163,6 +165,7 @@ class Recovery:
         engines = state.workers.restart_lost_engines()
         state.workers.restart_trainer()
         seconds = self._resume(newest_checkpoint(state.folder))
+        print(f"the run continues after step {state.start_step}", flush=True)
         state.folder.event(
             "restart",
             engines=engines,
