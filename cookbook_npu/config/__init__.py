@@ -224,7 +224,10 @@ def _explain(model: type[Config], error: Any, values: dict) -> tuple[str, str]:
         return f"{where} is not a configuration key", nearest(where, full)
     if error["type"] == "missing":
         return f"{where} is missing", "Give it a value."
-    return f"{where} is {error['input']!r}", f"{error['msg']}."
+    return (
+        f"{where} is {error['input']!r}",
+        f"{error['msg'].removeprefix('Value error, ')}.",
+    )
 
 # %% ../../nbs/config/00_config.ipynb #48ebcfcd
 def _drop(tree: dict, path: Sequence[str]) -> None:

@@ -140,7 +140,7 @@ class Config(BaseModel):
         section = cls.model_fields[info.field_name or ""].annotation
         kinds = {section, *get_args(section)}
         if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
-            raise ValueError(f"{str(value).lower()} is no number")
+            raise ValueError("Give a number")
         given = value.model_dump(exclude_unset=True) if isinstance(value, Config) else value
         if not isinstance(given, Mapping) or not is_section(section):
             return value

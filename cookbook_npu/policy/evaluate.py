@@ -351,7 +351,7 @@ def _answer_here(given: Mapping[str, Any]) -> list[tuple[str, str, str, list[str
         if of_run.is_sft:
             prompts = _asked_conversations(read_inputs(of_run, files=False), hf_path)
         elif given["data"] and (reader := inputs.reader(hf_path)).left_out:
-            raise _too_long(config, reader.held_out)
+            raise _not_asked(config, reader.held_out, reader.left_out)
         else:
             prompts, _ = _load_prompts(inputs, hf_path)
         samples, _ = _sampled(inputs, hf_path, prompts, checkpoint.step)
@@ -362,15 +362,14 @@ def _answer_here(given: Mapping[str, Any]) -> list[tuple[str, str, str, list[str
     return list(zip(shown, labels, texts, pictures, strict=True))
 
 # %% ../../nbs/policy/01_evaluate.ipynb #cf6d42a0
-def _too_long(config: RunConfig, kept: "Sequence[Prompt]") -> DataError:
-    "The error for prompts of `ask` that the run's limit leaves out, to be raised"
+def _not_asked(config: RunConfig, kept: "Sequence[Prompt]", why: str) -> DataError:
+    "The error for prompts of `ask` that are left out, to be raised"
     lines = Path(str(config.data.eval_data)).read_text(encoding="utf-8").splitlines()
     numbers = {int(prompt.prompt_id.rpartition(":")[2]) for prompt in kept}
     first = next(line for n, line in enumerate(lines, 1) if n not in numbers)
-    limit = config.data.max_prompt_tokens
     return DataError(
-        f"ask: the prompt {json.loads(first)['prompt'][:40]!r}... has more than {limit} tokens",
-        f"Shorten it: data.max_prompt_tokens of the run is {limit}.",
+        f"ask: the prompt {json.loads(first)['prompt'][:40]!r}... would be left out: {why}",
+        f"Change it: data.max_prompt_tokens of the run is {config.data.max_prompt_tokens}.",
     )
 
 

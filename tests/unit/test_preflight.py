@@ -150,6 +150,10 @@ def run_with_a_checkpoint(folder):
 MISTAKES = {
     "parameter": ("-p learning_rat 1e-3", "Did you mean 'learning_rate'?"),
     "size": ("-p prompts_per_step -4", "rollout.prompts_per_step is -4"),
+    "truth for a number": (
+        "-p num_steps true",
+        "num_steps is True. Give a number.",
+    ),
     "no file": ("-p prompt_data /no/such.jsonl", "/no/such.jsonl does not exist"),
     "no model": ("-p scale 910b", "model is not given at scale 910b"),
     "remainder": ('-p overrides {"train.global_batch_size":100}', "does not divide"),
