@@ -11,17 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    Self,
-    TypeGuard,
-    TypeVar,
-    get_args,
-)
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeGuard, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -138,9 +128,8 @@ class Config(BaseModel):
     @classmethod
     def _choose(cls, value: Any, info: ValidationInfo) -> Any:
         section = cls.model_fields[info.field_name or ""].annotation
-        kinds = {section, *get_args(section)}
-        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
-            raise ValueError("Give a number")
+        if isinstance(value, bool) and section in (int, float, int | None, float | None):
+            return str(value)  # refused; pydantic takes true as 1
         given = value.model_dump(exclude_unset=True) if isinstance(value, Config) else value
         if not isinstance(given, Mapping) or not is_section(section):
             return value

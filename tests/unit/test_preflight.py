@@ -152,7 +152,7 @@ MISTAKES = {
     "size": ("-p prompts_per_step -4", "rollout.prompts_per_step is -4"),
     "truth for a number": (
         "-p num_steps true",
-        "num_steps is True. Give a number.",
+        "num_steps is 'True'. Input should be a valid integer",
     ),
     "no file": ("-p prompt_data /no/such.jsonl", "/no/such.jsonl does not exist"),
     "no model": ("-p scale 910b", "model is not given at scale 910b"),
