@@ -925,10 +925,13 @@ def _report(
     run: Annotated[Path, Argument(help="Run folder; the run may have failed.", **_OF_RUN)],
 ) -> None:
     "Write the report of a run again."
+    from .runs.metrics import count_steps, load_metrics
     from .runs.report import write_report
 
     _announce("drawing the curves")
     typer.echo(f"report: {write_report(run)}")
+    if not count_steps(load_metrics(run)):
+        typer.echo("metrics.jsonl has no step: the report shows settings and events alone")
 
 # %% ../nbs/99_cli.ipynb #68fee2c6
 _Run = Annotated[Path, Argument(help="Run folder.", **_OF_RUN)]
