@@ -1098,9 +1098,9 @@ def _list_runs(
     ] = False,
 ) -> None:
     "List runs: state, steps, time, accuracy, and what differs from the recipe; remove old ones."
-    from .runs import compare as listing
+    from .runs import compare
 
-    lines = listing.list_runs(root)
+    lines = compare.list_runs(root)
     if not lines:
         raise MissingError(f"there are no runs in {root.absolute()}", "Give their folder.")
     if keep is None and remove:
@@ -1108,18 +1108,18 @@ def _list_runs(
     if keep is None:
         hidden = 0 if rehearsals else sum(line.is_rehearsal for line in lines)
         lines = [line for line in lines if rehearsals or not line.is_rehearsal]
-        typer.echo(listing.runs_table(lines, terminal_columns() or 80))
+        typer.echo(compare.runs_table(lines, terminal_columns() or 80))
         if hidden:
             typer.echo(f"and {counted(hidden, 'rehearsal')}: --rehearsals")
         if page:
-            listing.write_runs_page(lines, root, page)
+            compare.write_runs_page(lines, root, page)
             typer.echo(f"page: {page}")
         return
-    old = listing.old_runs(root, keep)
+    old = compare.old_runs(root, keep)
     for path in list(old):
         try:
             if remove:
-                listing.remove_run(path)
+                compare.remove_run(path)
             typer.echo(path.name)
         except RunLocked:  # resumed since it was listed
             old.remove(path)

@@ -384,10 +384,9 @@ def _write_answers(given: Mapping[str, Any], file: str) -> None:
 
 def _last_error(log: str, status: int) -> str:
     "The error of the last traceback in a log, else its last line, else the exit code"
-    lines = log.strip().splitlines()
-    after = log.rpartition("Traceback (most recent call last):\n")[2].splitlines()
-    errors = [line for line in after if line and not line.startswith(" ")]
-    return (errors[:1] if "Traceback" in log else lines[-1:] or [f"exit code {status}"])[0]
+    _, found, after = log.rpartition("Traceback (most recent call last):\n")
+    errors = [line for line in after.splitlines() if found and line[:1].strip()]
+    return [*errors[:1], *log.strip().splitlines()[-1:], f"exit code {status}"][0]
 
 
 def _answer_there(given: Mapping[str, Any], file: Path, config: RunConfig) -> str:
