@@ -493,7 +493,7 @@ def _run(
         if recipe_of(notebook):
             inputs = check_machine(config := resolve_run(notebook, parameters))
             if resume:
-                from .train.checkpointing import check_resumable
+                from .train.recovery import check_resumable
 
                 check_resumable(config, inputs.records)
             show_settings(config, given)

@@ -231,7 +231,7 @@ def _sampled(
 ) -> "tuple[list[Sample], dict[str, str]]":
     "Return answers, ungraded, and the groups whose environment failed"
     from ..train.rollout_worker import make_engine
-    from ..train.start import start_episodes
+    from ..train.session import start_episodes
 
     config, episodes = inputs.config, start_episodes(inputs, hf_path)
     try:

@@ -25,7 +25,7 @@ from ..runs.checkpoints import Checkpoint, Checkpoints, step_folder
 from ..runs.folder import RunFolder, storage_errors
 from ..runs.metrics import load_metrics, metric_points
 from ..stop import resume_hint
-from ..train.checkpointing import base_model, base_record
+from ..train.recovery import base_model, base_record
 
 # %% ../../nbs/policy/00_export.ipynb #17cc7ee7
 def chosen_checkpoint(run: RunFolder, step: int | None = None) -> Checkpoint:
@@ -87,7 +87,7 @@ def convert_state(
 
     from ..cluster.worker_group import RayWorkerGroup
     from ..plan.roles import role_environment
-    from ..train.start import start_cluster
+    from ..train.session import start_cluster
     from ..train.workers import DEVICE_SHARE
 
     state = checkpoint.path / "state"

@@ -27,8 +27,13 @@ from ..stop import RunStopped, StopRequest, resume_hint
 from .async_sampling import AsyncSampler, LoopThread
 from .async_weight_update import AsyncWeightUpdate
 from .batch import conversation_sample
-from .checkpointing import CheckpointManager, due
-from .recovery import EngineRestarts, Failures, Recovery
+from ..train.recovery import (
+    CheckpointManager,
+    EngineRestarts,
+    Failures,
+    Recovery,
+    due,
+)
 from .sampling import Grading, Rollout, Sampler
 from ..train.train_step import (
     STEPS_TO_STOP,

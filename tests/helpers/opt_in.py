@@ -61,8 +61,8 @@ LANES = (
     Lane("stacks", 10, NEVER, ("make", "test-stacks")),
     Lane(
         "rehearsals",
-        5,
-        NEVER,
+        12,
+        "2026-11-30",
         (*PYTEST, "tests/simulator/test_launch.py", "-k", "rehearsal"),
         {"COOKBOOK_REHEARSAL_DEVICES": "8"},
     ),

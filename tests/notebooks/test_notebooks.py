@@ -74,8 +74,8 @@ data/images data/prompts data/grading_process data/rewards data/turns data/games
 data/tokenizer data/conversations
 model/checkpoint model/lora model/routing_replay weights/transport
 rollout/transformers rollout/vllm plan/plan runs/kernel policy/evaluate
-train/offload train/trainer train/driver train/start train/session train/rehearsal train/critic
-train/tenants train/tenant_run train/run_trainer
+train/offload train/trainer train/driver train/session train/rehearsal train/critic
+train/tenants train/run_trainer
 tutorials/own_data tutorials/own_game tutorials/own_loss tutorials/own_reward
 """.split()
 )

@@ -16,7 +16,7 @@ from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.runs.folder import RunFolder
-from cookbook_npu.train.checkpointing import save_base_model
+from cookbook_npu.train.recovery import save_base_model
 
 pytestmark = pytest.mark.lane("devices")
 FAMILIES = ("qwen3", "qwen3_5", "qwen3_vl")

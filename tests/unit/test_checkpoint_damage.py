@@ -15,7 +15,7 @@ from cookbook_npu.errors import DataError
 from cookbook_npu.runs.checkpoints import Checkpoint, Checkpoints, read_checkpoint
 from cookbook_npu.runs.folder import RunFolder, append_line, read_lines
 from cookbook_npu.runs.metrics import load_metrics
-from cookbook_npu.train.checkpointing import open_folder
+from cookbook_npu.train.recovery import open_folder
 
 CONTENT = {
     "empty": b"",
