@@ -25,7 +25,6 @@ from ..runs.metrics import (
 )
 from ..stop import RunStopped, StopRequest, resume_hint
 from .async_sampling import AsyncSampler, LoopThread
-from .async_weight_update import AsyncWeightUpdate
 from .batch import conversation_sample
 from ..train.recovery import (
     CheckpointManager,
@@ -43,7 +42,7 @@ from ..train.train_step import (
     held_out_loss,
 )
 from .trainer import Trainer
-from .weight_update import WeightUpdate
+from .weight_update import AsyncWeightUpdate, WeightUpdate
 from .workers import DriverState
 
 # %% ../../nbs/train/13_driver.ipynb #1d39d351
@@ -123,7 +122,7 @@ class ColocatedPlacement(Placement):
         super().__init__(state, failures, grading)
         self.restarts = EngineRestarts(state, failures)
         self.weights = self.update_class(state)
-        self.sampler = Sampler(state, grading, self.restarts, self.weights)
+        self.sampler = Sampler(state, grading, self.restarts, self.weights.resend)
 
     def send_first_weights(self) -> None:
         "Give all engines the trainer's weights as the next version, trainer awake"

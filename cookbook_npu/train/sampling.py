@@ -23,7 +23,6 @@ from ..rollout.engine import Request, derive_seed
 from ..rollout.episodes import EpisodeRunner, episode_metrics
 from .recovery import EngineRestarts
 from .rollout_worker import RolloutWorker
-from .weight_update import WeightUpdate
 from .workers import DriverState
 
 # %% ../../nbs/train/10_sampling.ipynb #0e9af03b
@@ -265,12 +264,12 @@ class Sampler:
         state: DriverState,
         grading: Grading,
         restarts: EngineRestarts,
-        weights: WeightUpdate,
+        resend: Callable[[], object],  # the current weights, to engines without any
     ):
         self.state = state
         self.grading = grading
         self.restarts = restarts
-        self.weights = weights
+        self.resend = resend
 
     def sample(self, step: int) -> Rollout:
         "Draw prompts and sample until the step has its groups; engines awake"
@@ -375,7 +374,7 @@ class Sampler:
             return samples
 
         def attempt_again() -> list[Sample]:
-            self.weights.resend()  # a restarted engine has none
+            self.resend()  # a restarted engine has no weights
             return attempt()
 
         return self.restarts.retry(attempt, again=attempt_again)

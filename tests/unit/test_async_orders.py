@@ -22,9 +22,9 @@ from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.rl.filters import sample_age
 from cookbook_npu.runs.metrics import Tracker
 from cookbook_npu.train.async_sampling import AsyncSampler, PoolStatus
-from cookbook_npu.train.async_weight_update import AsyncWeightUpdate
 from cookbook_npu.train.rollout_worker import Engines
 from cookbook_npu.train.sampling import Grading
+from cookbook_npu.train.weight_update import AsyncWeightUpdate
 from cookbook_npu.weights.manifest import Manifest
 
 EVENTS = ("halt", "drop", "add", "remove", "update", "loss")
