@@ -13,29 +13,48 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import ValidationError, field_validator, model_validator
 
 from .base import Config, ConfigT, When
-from .checks import *  # noqa: F403
 from .checks import CHECKS, require
-from .sampling import *  # noqa: F403
-from .sampling import source_path
-from .sections import *  # noqa: F403
-from ..config.sections import (
+from ..config.sampling import (  # noqa: F401
+    DataConfig,
+    EvalSamplingConfig,
+    JudgeConfig,
+    ModelConfig,
+    ParallelConfig,
+    RewardConfig,
+    SamplingConfig,
+    TinyConfig,
+    source_path,
+)
+from ..config.sections import (  # noqa: F401
     NAMES,
     OWN_FUNCTIONS,
     REMOVED_KEYS,
+    OutputConfig,
     RunSections,
+    config_keys,
+    find_run,
     flat_overrides,
     key_table,
     place_own_files,
     tenants_of,
+    whole_run,
     why_merged,
 )
-from .training import *  # noqa: F403
+from ..config.training import (  # noqa: F401
+    AlgorithmConfig,
+    DistillConfig,
+    LoraConfig,
+    OptimConfig,
+    PolicyLoss,
+    is_tiny,
+)
 from ..errors import ConfigError, DataError, MissingError, nearest, parse_json
 from ..terminal import html_table
 
@@ -47,8 +66,7 @@ def own_modules(values: Mapping[str, Any]) -> list[str]:
     for part in (dumped, *tenants_of(dumped).values()):
         given = dict(flat_overrides(part))
         names += given.get("reward.scorers") or ()
-        for key in OWN_FUNCTIONS:
-            names.append(given.get(key) or "")
+        names += [given.get(key) or "" for key in OWN_FUNCTIONS]
         for scorers in (given.get("reward.by_source") or {}).values():
             names += scorers
     own = [name.partition(":")[0] for name in names if ":" in name]
@@ -104,15 +122,12 @@ class RunConfig(RunSections):
         self, *, update: Mapping[str, Any] | None = None, deep: bool = False
     ) -> Self:
         copied = super().model_copy(update=update, deep=deep)
-        vars(copied).pop("_of_tenants", None)
+        vars(copied).pop("of_tenants", None)
         return copied
 
-    @property
+    @cached_property
     def of_tenants(self) -> dict[str, "RunConfig"]:
         "The configuration of each tenant by name; raises `ConfigError` that names the tenant"
-        beside = vars(self)  # the fields are frozen
-        if "_of_tenants" in beside:
-            return beside["_of_tenants"]
         found = {}
         for name, overrides in self.tenants.items():
             if not re.fullmatch(r"[\w-]+", name):
@@ -124,7 +139,6 @@ class RunConfig(RunSections):
             except ConfigError as e:
                 raise ConfigError(f"tenant {name}: {e.what}", e.remedy) from None
             found[name] = own.model_copy(update={"recipe": f"{self.recipe}/{name}"})
-        beside["_of_tenants"] = found
         return found
 
     def _repr_html_(self) -> str:
@@ -322,11 +336,10 @@ def nearest_key(key: str, names: Iterable[str]) -> str:
 def _check_key(key: str, config: RunConfig) -> None:
     "Raise `ConfigError` with the nearest name for a key that `config` does not have"
     known = key_table()
-    is_section = key in type(config).model_fields
     entry = [
         k for k in known if key.startswith(f"{k}.") and isinstance(known[k].default, dict)
     ]
-    if key in known or is_section or entry:
+    if key in known or key in type(config).model_fields or entry:
         return
     raise ConfigError(
         f"overrides: {key} is not a configuration key", nearest_key(key, known)

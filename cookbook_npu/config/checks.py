@@ -303,7 +303,8 @@ def _check_loss(c: RunSections) -> None:
             f"and a global batch of {c.global_batch_size}",
             "Make train.global_batch_size a multiple of samples_per_prompt.",
         )
-    if not 0 <= a.rollout_is_threshold_lower <= 1 <= a.rollout_is_threshold:
+    low, high = a.rollout_is_bounds
+    if not 0 <= low <= 1 <= high:
         raise ConfigError(
             f"algorithm.rollout_is_bounds is {a.rollout_is_bounds}",
             "Make it an interval above 0 that holds 1.",

@@ -182,21 +182,6 @@ class AlgorithmConfig(Config):
     )
 
     @property
-    def rollout_is_threshold_lower(self) -> float:
-        "Lower bound of the importance ratio"
-        return self.rollout_is_bounds[0]
-
-    @property
-    def rollout_is_threshold(self) -> float:
-        "Upper bound of the importance ratio"
-        return self.rollout_is_bounds[1]
-
-    @property
-    def kl_unbiased(self) -> bool:
-        "Whether the KL term is weighted by the importance ratio to the old policy"
-        return self.kl_loss_type == "k3_unbiased"
-
-    @property
     def has_token_rewards(self) -> bool:
         "Whether the advantage of a token is its return (REINFORCE++)"
         known = get_args(AdvantageEstimator)

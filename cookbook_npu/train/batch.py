@@ -294,8 +294,7 @@ def _importance_weights(
         seqs,
         algorithm.rollout_is,
         algorithm.rollout_is_level,
-        algorithm.rollout_is_threshold_lower,
-        algorithm.rollout_is_threshold,
+        *algorithm.rollout_is_bounds,
         algorithm.rollout_is_veto_threshold,
         token_name,
     )
@@ -496,7 +495,8 @@ def compute_loss(
     if algorithm.entropy_coef:
         loss_T = loss_T - algorithm.entropy_coef * entropy_T
     if m.ref_logp_T is not None:
-        sampled_T = old_logp_T if algorithm.kl_unbiased else None
+        unbiased = algorithm.kl_loss_type == "k3_unbiased"
+        sampled_T = old_logp_T if unbiased else None
         kl_T = kl_estimate(
             logp_T, m.ref_logp_T, algorithm.kl_loss_type, sampled_T, m.token_name
         )

@@ -146,7 +146,7 @@ def our_gradient(r, algorithm, beta, correct):
         logp_T,
         r.ref[inside],
         algorithm.kl_loss_type,
-        r.old[inside] if algorithm.kl_unbiased else None,
+        r.old[inside] if algorithm.kl_loss_type == "k3_unbiased" else None,
     )
     loss = weighted_sum(
         loss_T + beta * kl_T,
@@ -223,8 +223,9 @@ def test_gradient_equals_trl(rollout, name):
     rows = compute_advantages(
         algorithm, rollout.rewards, ids, GROUP, [torch.ones(1)] * rollout.rows
     )
+    unbiased = algorithm.kl_loss_type == "k3_unbiased"
     theirs, their_loss = their_gradient(
-        rollout, torch.cat(rows), loss_type, unbiased=algorithm.kl_unbiased, **how
+        rollout, torch.cat(rows), loss_type, unbiased=unbiased, **how
     )
     ours, our_loss, clipped_T = our_gradient(
         rollout, algorithm, how["beta"], how["correct"]
