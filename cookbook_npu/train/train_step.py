@@ -97,6 +97,7 @@ class ZeroAdvantageAlarm:
     def __init__(self) -> None:
         self.in_a_row = 0
         self.best_mean = 0.0  # largest mean reward of these steps
+        self.printed: set[str] = set()  # questions; each is printed once
 
     def watch(
         self, step: int, share: float, rewards: Sequence[float], folder: RunFolder
@@ -108,12 +109,16 @@ class ZeroAdvantageAlarm:
         if self.in_a_row != STEPS_TO_ALARM:
             return
         seen = ", ".join(f"{value:g}" for value in sorted(set(rewards))[:3])
+        ask = "does the scorer match the answers, are responses truncated, are the prompts too hard?"
+        if len(set(rewards)) == 1 and rewards[0] > 0:
+            ask = "is every response right, or does the scorer pay for any? Give harder prompts."
         text = (
             f"nothing is learned: for {STEPS_TO_ALARM} steps every advantage was 0 (rewards now: {seen}). "
-            "Look at samples/: does the scorer match the answers, are responses truncated, are the prompts "
-            "too hard or too easy?"
+            f"Look at samples/: {ask}"
         )
-        print(f"step {step + 1}: {text}", flush=True)
+        if ask not in self.printed:
+            self.printed.add(ask)
+            print(f"step {step + 1}: {text}", flush=True)
         folder.event("zero_advantages", step=step, text=text)
 
 # %% ../../nbs/train/07_train_step.ipynb #5b0ce5c7
