@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # reasoning-gym pays a wrong number that contains the right one: "420" for 42 gets two thirds.
 #
-# `score_answer` of reasoning-gym 0.1.25 (the default, and that of chain_sum) looks for
-# the right answer anywhere in the given one, and pays their ratio of lengths. For text around an
-# answer that is partial credit. For a bare number it pays half to three quarters for ten times the right one
-# and nothing for a near miss, so GRPO sees a spread of rewards among responses that are all wrong.
+# `score_answer` of reasoning-gym 0.1.25 (the default, and that of chain_sum) looks for the right
+# answer anywhere in the given one, and pays their ratio of lengths. For text around an answer that
+# is partial credit. A bare number gets half to three quarters for ten times the right one, and
+# nothing for a near miss, so GRPO sees a spread of rewards among responses that are all wrong.
 #
 # Seen on 2026-11-30 (reasoning-gym 0.1.25), mean reward of 20 problems:
 #   kind          right  ten times  plus one
