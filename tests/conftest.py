@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from places import HELPERS, ROOT
 from whole_runs import configure, run
 
@@ -20,6 +21,8 @@ from cookbook_npu.scratch import (
     sweep_scratch,
 )
 
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
+settings.load_profile("repeatable")
 install_finder()  # tests load vision models in an environment whose torchvision is a CUDA build
 
 

@@ -25,50 +25,35 @@ from pathlib import Path
 
 from options import option_parser
 
-DIMENSIONS = {
-    "0.6B": {
-        "vocab": 151936,
-        "hidden": 1024,
-        "ffn": 3072,
-        "heads": 16,
-        "kv_heads": 8,
-        "head": 128,
-        "layers": 28,
-    },
-    "4B": {
-        "vocab": 151936,
-        "hidden": 2560,
-        "ffn": 9728,
-        "heads": 32,
-        "kv_heads": 8,
-        "head": 128,
-        "layers": 36,
-    },
+MODELS = {
+    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16},
+    "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_attention_heads": 32},
 }
+LAYERS = {"0.6B": 28, "4B": 36}
 
 
-def shapes(q: dict[str, int]) -> dict[str, tuple[int, ...]]:
-    "Hugging Face names and shapes; the head is tied"
-    names = {
-        "model.embed_tokens.weight": (q["vocab"], q["hidden"]),
-        "model.norm.weight": (q["hidden"],),
-    }
-    per_layer = {
-        "input_layernorm": (q["hidden"],),
-        "post_attention_layernorm": (q["hidden"],),
-        "self_attn.q_proj": (q["heads"] * q["head"], q["hidden"]),
-        "self_attn.k_proj": (q["kv_heads"] * q["head"], q["hidden"]),
-        "self_attn.v_proj": (q["kv_heads"] * q["head"], q["hidden"]),
-        "self_attn.o_proj": (q["hidden"], q["heads"] * q["head"]),
-        "self_attn.q_norm": (q["head"],),
-        "self_attn.k_norm": (q["head"],),
-        "mlp.gate_proj": (q["ffn"], q["hidden"]),
-        "mlp.up_proj": (q["ffn"], q["hidden"]),
-        "mlp.down_proj": (q["hidden"], q["ffn"]),
-    }
-    for i in range(q["layers"]):
-        names |= {f"model.layers.{i}.{n}.weight": s for n, s in per_layer.items()}
-    return names
+def model_config(args: argparse.Namespace):
+    "Of the model that was asked for"
+    from transformers import Qwen3Config
+
+    return Qwen3Config(
+        vocab_size=151936,
+        num_hidden_layers=args.layers or LAYERS[args.model],
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=True,
+        max_position_embeddings=4096,
+        **MODELS[args.model],
+    )
+
+
+def shapes(config) -> dict[str, tuple[int, ...]]:
+    "Names and shapes of the weights; the head is tied"
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    with torch.device("meta"):
+        return {n: p.shape for n, p in Qwen3ForCausalLM(config).named_parameters()}
 
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
@@ -79,14 +64,8 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
         default="npu",
         help="npu: simulated, by processor time; cuda: a GPU, by the clock",
     )
-    parser.add_argument("--model", choices=tuple(DIMENSIONS), default="0.6B")
+    parser.add_argument("--model", choices=tuple(MODELS), default="0.6B")
     parser.add_argument("--layers", type=int, help="fewer than the model has")
-
-
-def dimensions(args: argparse.Namespace) -> dict[str, int]:
-    "Of the model that was asked for"
-    found = DIMENSIONS[args.model]
-    return found if args.layers is None else found | {"layers": args.layers}
 
 
 def choose_device(args: argparse.Namespace) -> Callable[[], float]:
@@ -108,26 +87,14 @@ def choose_device(args: argparse.Namespace) -> Callable[[], float]:
     return clock
 
 
-def folder_of(where: str, tensors: dict, q: dict[str, int]) -> Path:
+def folder_of(where: str, tensors: dict, config) -> Path:
     """A Hugging Face folder that an engine can be built from."""
     from safetensors.torch import save_file
-    from transformers import Qwen3Config
 
     from cookbook_npu.data.tokenizer import build_tokenizer
 
     folder = Path(where, "model")
     build_tokenizer().save_pretrained(folder)
-    config = Qwen3Config(
-        vocab_size=q["vocab"],
-        hidden_size=q["hidden"],
-        intermediate_size=q["ffn"],
-        num_hidden_layers=q["layers"],
-        head_dim=q["head"],
-        num_attention_heads=q["heads"],
-        num_key_value_heads=q["kv_heads"],
-        tie_word_embeddings=True,
-        max_position_embeddings=4096,
-    )
     (folder / "config.json").write_text(
         json.dumps(
             config.to_dict() | {"architectures": ["Qwen3ForCausalLM"], "dtype": "bfloat16"}
@@ -191,7 +158,6 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     clock = choose_device(args)
-    q = dimensions(args)
 
     from cookbook_npu.npu.shims.bootstrap import bootstrap
 
@@ -210,14 +176,16 @@ def main() -> None:
     device = accelerator().device(0)
     if args.engine == "vllm" and args.device == "npu":
         device = torch.device("cpu")
+    config = model_config(args)
     tensors = {
-        n: torch.randn(s, dtype=torch.bfloat16, device=device) for n, s in shapes(q).items()
+        n: torch.randn(s, dtype=torch.bfloat16, device=device)
+        for n, s in shapes(config).items()
     }
     total = sum(t.nbytes for t in tensors.values())
     source = torch.zeros(total, dtype=torch.uint8).fill_(1)
     target = torch.zeros(total, dtype=torch.uint8).fill_(2)
     with tempfile.TemporaryDirectory() as tmp:
-        engine = build(args.engine, folder_of(tmp, tensors, q))
+        engine = build(args.engine, folder_of(tmp, tensors, config))
     seconds: dict[str, float] = {}
     time_hooks(engine, seconds, clock)
     memory = SharedMemory()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import trl
+from text_samples import token_sample
 from verifiers_package import Unavailable, interpreter, variables
 
 from cookbook_npu.config import DataConfig
@@ -66,16 +67,8 @@ def path(monkeypatch):
 def written(request: Request, turns: TurnFormat, text: str) -> Sample:
     "A turn of the policy, as an engine returns it"
     ids = [*turns.ids(text), turns.tokenizer.eos_token_id]
-    new = Sample(
-        group_id=request.group_id,
-        index=request.index,
-        prompt_ids=request.prompt_ids,
-        response_ids=ids,
-        logprobs=[-0.5] * len(ids),
-        loss_mask=[1] * len(ids),
-        versions=[0] * len(ids),
-        finish_reason="stop",
-    )
+    place = {"group_id": request.group_id, "index": request.index}
+    new = token_sample(0, request.prompt_ids, ids, -0.5, **place)
     before = request.partial
     if before is None:
         return new

@@ -35,7 +35,7 @@ BUDGETS: dict[str, int] = {
     "configuration errors": 56,
     "commands": 17,
     "options of commands": 65,
-    "lines of tests": 33900,
+    "lines of tests": 33200,
     "lines of notebook examples": 24400,
     "TEST_LOOPS": 1400,
 }

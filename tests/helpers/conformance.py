@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from model_values import response_logp
 from torch import Tensor
 
 from cookbook_npu.data.images import (
@@ -58,19 +59,6 @@ def folder_weights(folder: Path) -> dict[str, Tensor]:
     return {name: t.clone() for file in files for name, t in load_file(file).items()}
 
 
-def _image_arguments(
-    model: Any, ids_1T: Tensor, images: Sequence[ImageInput]
-) -> dict[str, Tensor]:
-    if not images:
-        return {}
-    pixels = [torch.as_tensor(image.pixel_values) for image in images]
-    return {
-        "pixel_values": torch.cat(pixels),
-        "image_grid_thw": torch.tensor([image.grid_thw for image in images]),
-        "mm_token_type_ids": (ids_1T == model.config.image_token_id).int(),
-    }
-
-
 @torch.no_grad()
 def teacher_forced(
     folder: Path,  # Hugging Face folder
@@ -79,15 +67,7 @@ def teacher_forced(
     images: Sequence[ImageInput] = (),
 ) -> Tensor:  # [T]
     "Return the log-probability of each response token, from one pass over the whole sequence"
-    start = len(sample.prompt_ids)
-    ids_1T = torch.tensor([sample.prompt_ids + sample.response_ids])
-    model = reference_model(folder)
-    out = model(input_ids=ids_1T, **_image_arguments(model, ids_1T, images))
-    logits_TV = out.logits[0, start - 1 : -1] / (temperature or 1.0)
-    never = unsampled_token_ids(model.config, find_tokenizer(folder))
-    logits_TV[:, list(never)] = float("-inf")
-    logp_TV = logits_TV.log_softmax(-1)
-    return logp_TV.gather(-1, ids_1T[0, start:, None])[:, 0]
+    return response_logp(reference_model(folder), sample, temperature or 1.0, images)[0]
 
 
 @torch.no_grad()

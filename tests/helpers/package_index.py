@@ -4,6 +4,7 @@ METADATA comes from the file beside the wheel where the index has one (PEP 658),
 wheel itself, read in ranges. Read once, into the user's cache.
 """
 
+import hashlib
 import io
 import json
 import os
@@ -168,7 +169,7 @@ def metadata(name: str, file: str) -> Message:
     return HeaderParser().parsestr(kept.read_text(encoding="utf-8"))
 
 
-def sources(name: str, version: str, suffix: str = "") -> Path:
+def sources(name: str, version: str, suffix: str = "", sha256: str = "") -> Path:
     "A folder with the files of a wheel, or of its source, whose names end so; downloaded once"
     source = f"{name.replace('-', '_')}-{version}.tar.gz"
     file = [source, *wheels(name, version, "x86_64"), *wheels(name, version)][-1]
@@ -177,6 +178,8 @@ def sources(name: str, version: str, suffix: str = "") -> Path:
         aside = Path(tempfile.mkdtemp(prefix=file, dir=folder()))
         with urllib.request.urlopen(release_files(name)[file], timeout=300) as answer:
             content = io.BytesIO(answer.read())
+        found = hashlib.sha256(content.getvalue()).hexdigest()
+        assert sha256 in ("", found), f"{file} has SHA-256 {found}, expected {sha256}"
         if file == source:
             with tarfile.open(fileobj=content) as archive:
                 wanted = [m for m in archive.getmembers() if m.name.endswith(suffix)]

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from places import HELPERS, ROOT
+from preloaded_jobs import TRAINER_RANK
 
 from cookbook_npu.errors import ConfigError, RoleError, RoleTimeout
 from cookbook_npu.npu.device import free_port
@@ -289,3 +290,10 @@ def run_ranks(
             r.process.wait()
         sys.stdout.write(ranks[0].output())
     return results
+
+
+def run_trainers(
+    target: str, n: int = 1, env: dict[str, str | None] | None = None, **kwargs: Any
+) -> list[Any]:
+    "`run_ranks` with the bootstrap of a trainer, in forks of the server that has its imports"
+    return run_ranks(target, n, kwargs, env, 600, "trainer", TRAINER_RANK)

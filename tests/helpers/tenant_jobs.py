@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from text_samples import token_sample
 
 from cookbook_npu.cluster.worker_group import LocalWorkerGroup
 from cookbook_npu.config import RunConfig, override
-from cookbook_npu.data.sample import Sample
 from cookbook_npu.errors import CookbookError
 from cookbook_npu.model.megatron import destroy_parallel
 from cookbook_npu.recipes import qwen3_4b_colocate
@@ -53,19 +53,8 @@ def batch_of(config: RunConfig, number: int, bad: str = "") -> Batch:
     samples = []
     for i in range(4):
         ids = [draw.randrange(5, 200) for _ in range(draw.randrange(1, 5))]
-        samples.append(
-            Sample(
-                group_id=f"g{i // 2}",
-                index=i % 2,
-                prompt_ids=[draw.randrange(5, 200) for _ in range(4)],
-                response_ids=ids,
-                logprobs=[-5.0] * len(ids),
-                loss_mask=[1] * len(ids),
-                versions=[0] * len(ids),
-                finish_reason="stop",
-                reward=float(i % 2),
-            )
-        )
+        prompt = [draw.randrange(5, 200) for _ in range(4)]
+        samples.append(token_sample(i, prompt, ids, -5.0, reward=float(i % 2)))
     batch = make_batch(samples, 2, config.algorithm, 4, max_tokens=4)
     if bad == "log-prob":
         batch.old_logprobs = [t * np.float32("nan") for t in batch.rollout_logprobs]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from places import HELPERS, ROOT
+from ranks import MEGATRON_IMPORTS
 
 from cookbook_npu.npu.simulator.fork_server import fork_process
 
@@ -20,7 +21,7 @@ SKIPPED = {".ipynb_checkpoints", "contrib"}  # tests/contrib runs its own
 NOTEBOOKS = [str(p) for p in FOUND if p.parent.name not in SKIPPED]
 
 LIGHT = ["nbdev.test", "execnb.shell", "fastcore.test", "pydantic", "notebook_jobs"]
-TORCH = ["torch", "numpy", *LIGHT]
+TORCH = ["torch", "numpy", *MEGATRON_IMPORTS, *LIGHT]
 QWEN = ["cookbook_npu.npu.shims.torchvision_ops:install_finder"]
 QWEN += ["transformers.models.auto", "transformers.generation.utils"]
 QWEN += [

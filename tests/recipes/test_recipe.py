@@ -17,7 +17,7 @@ from page_blocks import steps
 from places import ROOT
 from whole_runs import more_vllm, preloaded, run
 
-from cookbook_npu.config import save_config
+from cookbook_npu.config import load_config, override, save_config
 from cookbook_npu.plan.plan import make_plan
 from cookbook_npu.recipes import RECIPES
 from cookbook_npu.runs.report import write_report
@@ -113,7 +113,11 @@ def test_the_report_says_simulated_and_lists_every_shim(folder):
 
 
 def test_a_second_run_repeats_bitwise(folder, tmp_path):
-    again = tiny_run(tmp_path, env=preloaded())
+    "Also outside of a notebook"
+    again, file = tmp_path / "again", tmp_path / "again.json"
+    place = {"output.root": str(tmp_path), "output.name": again.name}
+    save_config(override(load_config(folder / "config.json"), place), file)
+    run(file)
     done = command("compare", str(folder), str(again))
     assert done.returncode == 0, done.stdout + done.stderr
     for name in ("step_000001.jsonl", "step_000002.jsonl"):

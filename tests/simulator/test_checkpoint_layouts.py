@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from preloaded_jobs import TRAINER_RANK
-from ranks import run_ranks
+from ranks import run_trainers
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.tokenizer import build_tokenizer
@@ -35,14 +34,7 @@ def jobs(root: Path, ranks: int, *work):
         (name, str(root / family), str(root / folder), *layout)
         for name, family, folder, *layout in work
     ]
-    return run_ranks(
-        "layout_jobs:several",
-        ranks,
-        kwargs=dict(work=paths),
-        bootstrap="trainer",
-        timeout=600,
-        preload=TRAINER_RANK,
-    )[0]
+    return run_trainers("layout_jobs:several", ranks, work=paths)[0]
 
 
 @pytest.fixture(scope="module")
@@ -127,13 +119,8 @@ def test_what_cannot_be_saved_or_loaded(root, two_ranks):
     "No checkpoint, a missing part, a disk that accepts 1 kB or 100 kB per file; the next save succeeds"
     shutil.copytree(root / "a", root / "cut")
     next((root / "cut").glob("*.distcp")).unlink()
-    archive, shards, after, empty, cut = run_ranks(
-        "layout_jobs:refusals",
-        1,
-        kwargs=dict(root=str(root)),
-        bootstrap="trainer",
-        preload=TRAINER_RANK,
-    )[0]
+    (found,) = run_trainers("layout_jobs:refusals", root=str(root))
+    archive, shards, after, empty, cut = found
     for text in (archive, shards):
         start = f"StorageError: the checkpoint {root}/small could not be written: "
         assert text.startswith(start), text

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from model_values import digest
-from preloaded_jobs import TRAINER_RANK
-from ranks import run_ranks
+from ranks import run_trainers
 
 from cookbook_npu.config import ModelConfig, ParallelConfig, TinyConfig
 
@@ -120,14 +119,7 @@ def results(tmp_path_factory) -> list[dict]:
         shape = TinyConfig(family=family, **size)
         folder = build_tiny(shape, build_tokenizer(), root / family, seed=0)
         torch.save(picture_reference(folder), root / f"{family}.pt")
-    return run_ranks(
-        f"{__file__}:all_layouts",
-        4,
-        {"root": str(root)},
-        timeout=300,
-        bootstrap="trainer",
-        preload=TRAINER_RANK,
-    )
+    return run_trainers(f"{__file__}:all_layouts", 4, root=str(root))
 
 
 layouts = pytest.mark.parametrize("layout", list(LAYOUTS), ids="-".join)

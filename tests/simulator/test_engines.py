@@ -33,9 +33,11 @@ def build_engine(engine: str, folder: Path, dtype: str = "float32", **settings):
 
 
 def run_checks(
-    rank: int, world_size: int, engine: str, family: str
+    rank: int, world_size: int, engine: str, family: str, own: bool
 ) -> dict[str, str | None]:
-    """Every check of the suite on one engine: name -> what went wrong, or none. Runs in a worker process."""
+    """Every check of a suite on one engine: name -> what went wrong, or none. Runs in a worker process.
+
+    `own`: the checks of vLLM alone, each of which starts engines, instead of those of every engine"""
     import torch
 
     torch.set_num_threads(1)
@@ -58,7 +60,7 @@ def run_checks(
             for seed in (0, 1)
         )
         case = Case(functools.partial(build_engine, engine, dtype=dtype), folder, other)
-        checks = ENGINE_CHECKS + (VLLM_CHECKS if engine == "vllm" else [])
+        checks = VLLM_CHECKS if own else ENGINE_CHECKS
         if pictured:
             checks = IMAGE_CHECKS + ([starts_without_weights] if engine == "vllm" else [])
             case.pictured = True
@@ -294,14 +296,15 @@ VLLM_CHECKS = [
 
 
 @functools.cache
-def results_of(engine: str, family: str = "qwen3") -> dict[str, str | None]:
+def results_of(
+    engine: str, family: str = "qwen3", own: bool = False
+) -> dict[str, str | None]:
     options = {}
-    if (
-        engine != "vllm"
-    ):  # an engine of vLLM never shares its process with the simulated NPU
+    # an engine of vLLM never shares its process with the simulated NPU
+    if engine != "vllm":
         preload = ["transformers.models.auto", "transformers.models.qwen3.modeling_qwen3"]
         options = dict(bootstrap="rollout", preload=preload)
-    arguments = {"engine": engine, "family": family}
+    arguments = {"engine": engine, "family": family, "own": own}
     try:
         return run_ranks(f"{__file__}:run_checks", 1, arguments, timeout=540, **options)[0]
     except RoleError as error:  # once, not again for each check
@@ -342,6 +345,6 @@ def test_vllm_engine_with_images(name, family):
 
 @pytest.mark.lane("devices")
 @pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or "")
-@pytest.mark.parametrize("name", [c.__name__ for c in VLLM_CHECKS])
+@pytest.mark.parametrize("name", [c.__name__ for c in VLLM_CHECKS] + NAMES[-1:])
 def test_vllm_by_every_method_of_weights_and_seeds(name):
-    assert results_of("vllm")[name] is None
+    assert results_of("vllm", own=True)[name] is None

@@ -6,8 +6,8 @@ import export_jobs
 import pytest
 import torch
 from export_jobs import IDS, STEP
-from preloaded_jobs import TRAINER_RANK
-from ranks import run_ranks
+from model_values import hf_model
+from ranks import run_trainers
 from typer.testing import CliRunner
 
 from cookbook_npu.cli import app
@@ -44,31 +44,15 @@ def trained(tmp_path_factory) -> dict[str, tuple[Path, torch.Tensor]]:
         with RunFolder.create(config) as run:
             save_base_model(run, str(config.model.path), family)
             runs.append((config.model.path, str(run.path)))
-    logits = run_ranks(
-        f"{export_jobs.__file__}:every_family",
-        2,
-        kwargs={"runs": runs},
-        bootstrap="trainer",
-        timeout=600,
-        preload=TRAINER_RANK,
-    )[0]
+    logits = run_trainers(f"{export_jobs.__file__}:every_family", 2, runs=runs)[0]
     return {
         family: (root / family, own) for family, own in zip(FAMILIES, logits, strict=True)
     }
 
 
-def read_policy(folder: Path):
-    "As anybody would"
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
-    sees = (folder / "preprocessor_config.json").is_file()
-    auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    return auto.from_pretrained(folder)
-
-
 def difference(folder: Path, logits: torch.Tensor) -> float:
     with torch.no_grad():
-        found = read_policy(folder)(input_ids=IDS).logits
+        found = hf_model(folder)(input_ids=IDS).logits
     return ((found - logits).abs().max() / logits.abs().max()).item()
 
 
@@ -109,5 +93,5 @@ def test_an_image_goes_through_the_exported_processor(trained, tmp_path):
     text = processor.apply_chat_template([{"role": "user", "content": content}])
     image = Image.new("RGB", (64, 64), "white")
     inputs = processor(text=[text], images=[image], return_tensors="pt")
-    answer = read_policy(tmp_path / "hf").generate(**inputs, max_new_tokens=2)
+    answer = hf_model(tmp_path / "hf").generate(**inputs, max_new_tokens=2)
     assert answer.shape[1] > inputs["input_ids"].shape[1]

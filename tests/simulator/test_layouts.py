@@ -5,7 +5,6 @@ four processes runs them one after another: log-probs, gradients, two optimizer 
 update, and the second step again from the checkpoint of another layout. Qwen3-MoE replays random experts.
 """
 
-import functools
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from pathlib import Path
@@ -15,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 from model_values import gradients_as_weights
-from preloaded_jobs import TRAINER_RANK
-from ranks import run_ranks
+from ranks import run_trainers
+from text_samples import token_sample
 
 from cookbook_npu.config import TinyConfig, override
-from cookbook_npu.data.sample import ImageInput, Sample
+from cookbook_npu.data.sample import ImageInput
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.errors import NumericsError
 from cookbook_npu.plan.memory import (
@@ -181,21 +180,9 @@ def make_inputs(config, hf):
         seen = ["picture"] if images and group == 2 else []
         tokens = len(prompts[group]) + len(response) - 1
         experts = chosen_experts(tokens, hf) if config.rollout.routing_replay else None
-        samples.append(
-            Sample(
-                group_id=str(group),
-                index=index,
-                prompt_ids=prompts[group],
-                response_ids=response,
-                logprobs=[-5.5] * len(response),
-                loss_mask=[1] * len(response),
-                versions=[0] * len(response),
-                finish_reason="stop",
-                reward=float(index == group % 2),
-                images=seen,
-                routed_experts=experts,
-            )
-        )
+        more = {"reward": float(index == group % 2), "images": seen}
+        more |= {"routed_experts": experts}
+        samples.append(token_sample(number, prompts[group], response, -5.5, **more))
     size = config.global_batch_size
     return make_batch(samples, 2, config.algorithm, size, 8, images)
 
@@ -372,18 +359,12 @@ def found(tmp_path_factory) -> SimpleNamespace:
     for family, shape in FAMILIES.items():
         tiny = shape.model_copy(update={"family": family, **SMALL})
         build_tiny(tiny, build_tokenizer(), root / family, seed=0)
-    run = functools.partial(
-        run_ranks,
-        kwargs={"root": str(root)},
-        timeout=600,
-        bootstrap="trainer",
-        preload=TRAINER_RANK,
-    )
-    run(f"{__file__}:references", 1)
+    run_trainers(f"{__file__}:references", root=str(root))
     want = {
         str(row): torch.load(root / f"{row}.pt", weights_only=False) for row in REFERENCES
     }
-    return SimpleNamespace(ranks=run(f"{__file__}:all_rows", DEVICES), want=want)
+    ranks = run_trainers(f"{__file__}:all_rows", DEVICES, root=str(root))
+    return SimpleNamespace(ranks=ranks, want=want)
 
 
 rows = pytest.mark.parametrize("row", ROWS, ids=str)

@@ -6,8 +6,8 @@ import lora_jobs
 import pytest
 import torch
 from lora_jobs import IDS, lora_of
-from preloaded_jobs import TRAINER_RANK
-from ranks import run_ranks
+from model_values import hf_model
+from ranks import run_trainers
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.tokenizer import build_tokenizer, read_tokenizer
@@ -29,21 +29,13 @@ def trained(tmp_path_factory) -> tuple[dict[str, Path], dict[int, dict]]:
         tokenizer = build_tokenizer(vision=family != "qwen3")
         folders[family] = root / "first"
         build_tiny(TinyConfig(family=family, **SHAPE), tokenizer, root / "first", seed=0)
-    kwargs = {"folders": {family: str(path) for family, path in folders.items()}}
-    settings = dict(bootstrap="trainer", timeout=600, preload=TRAINER_RANK)
-    found = {
-        tensor: run_ranks(f"{lora_jobs.__file__}:at_tp{tensor}", tensor, kwargs, **settings)
+    paths = {family: str(path) for family, path in folders.items()}
+    return folders, {
+        tensor: run_trainers(f"{lora_jobs.__file__}:at_tp{tensor}", tensor, folders=paths)[
+            0
+        ]
         for tensor in (2, 1)
     }
-    return folders, {tensor: ranks[0] for tensor, ranks in found.items()}
-
-
-def hf_model(folder: Path):
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
-    sees = (folder / "preprocessor_config.json").is_file()
-    auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    return auto.from_pretrained(folder, dtype=torch.float32)
 
 
 def logits_of(model) -> torch.Tensor:

@@ -15,14 +15,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from model_values import far, hf_gradients
-from preloaded_jobs import TRAINER_RANK
-from ranks import run_ranks
+from model_values import ADAM_EPS, far, hf_gradients, plain_adamw, response_logp
+from ranks import run_trainers
 from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig, TinyConfig
-from cookbook_npu.data.tokenizer import find_tokenizer, unsampled_token_ids
 from cookbook_npu.model.folder import both_names
 from cookbook_npu.plan.dimensions import dimensions_of_folder, total_parameters
 from cookbook_npu.rollout.engine import STACKED_EXPERTS
@@ -51,7 +49,6 @@ CASES = [
 TOLERANCE = 1e-5
 TEMPERATURE = 0.8
 OPTIM = OptimConfig(learning_rate=1e-2, weight_decay=0.1, clip_grad=0.5)
-EPS = 1e-4  # of Adam: a tiny gradient does not become a step
 STEPS = 2
 
 
@@ -134,15 +131,8 @@ def folder_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def hf_logprobs(hf, s: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
     "Log-probs and entropies of the response of one sample, by itself"
-    ids = torch.tensor([[*s.prompt_ids, *s.response_ids]])
-    logits = hf(input_ids=ids).logits[0, len(s.prompt_ids) - 1 : -1] / TEMPERATURE
-    # what a policy never samples has no share
-    never = unsampled_token_ids(hf.config, find_tokenizer(hf.name_or_path))
-    logits[:, list(never)] = -1e30
-    logp = torch.log_softmax(logits, -1)
-    return logp.gather(1, ids[0, len(s.prompt_ids) :, None])[:, 0], -(
-        logp.exp() * logp
-    ).sum(-1)
+    own_T, logp_TV = response_logp(hf, s, TEMPERATURE)
+    return own_T, -(logp_TV.exp() * logp_TV).sum(-1)
 
 
 def objective(logps: list[torch.Tensor], numbers: list[int]) -> torch.Tensor:
@@ -152,25 +142,11 @@ def objective(logps: list[torch.Tensor], numbers: list[int]) -> torch.Tensor:
 
 def hf_train(hf) -> tuple[dict[str, torch.Tensor], list[float]]:
     "Weights after some steps of plain AdamW, and the gradient norms"
-    decays = [p for p in hf.parameters() if p.dim() > 1]
-    rest = [p for p in hf.parameters() if p.dim() == 1]
-    groups = [
-        {"params": decays, "weight_decay": OPTIM.weight_decay},
-        {"params": rest, "weight_decay": 0.0},
-    ]
-    adam = torch.optim.AdamW(
-        groups, lr=OPTIM.learning_rate, betas=(0.9, OPTIM.beta2), eps=EPS
-    )
-    norms = []
-    for _ in range(STEPS):
-        hf.zero_grad()
-        objective([hf_logprobs(hf, s)[0] for s in SAMPLES], range(len(SAMPLES))).backward()
-        for p in hf.parameters():  # of a vision tower: weight decay alone
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        norms.append(
-            torch.nn.utils.clip_grad_norm_(hf.parameters(), OPTIM.clip_grad).item()
-        )
-        adam.step()
+
+    def loss() -> torch.Tensor:
+        return objective([hf_logprobs(hf, s)[0] for s in SAMPLES], range(len(SAMPLES)))
+
+    norms = plain_adamw(hf, loss, OPTIM, STEPS)
     trained = {n: p.detach().clone() for n, p in hf.state_dict().items()}
     return folder_names(trained), norms
 
@@ -278,7 +254,7 @@ def check_training(model, want: dict) -> dict[str, float]:
     from cookbook_npu.model.megatron import build_optimizer, export_weights
     from cookbook_npu.model.packing import pack, plan_micro_batches
 
-    with patch.object(megatron, "ADAM_EPS", EPS):
+    with patch.object(megatron, "ADAM_EPS", ADAM_EPS):
         optimizer = build_optimizer(model, OPTIM, num_steps=100)
     lengths = [len(s.prompt_ids) + len(s.response_ids) for s in SAMPLES]
     mine = plan_micro_batches(lengths, 12, model.layout.data_size)[model.layout.data_rank]
@@ -471,14 +447,7 @@ def results(tmp_path_factory) -> list[dict]:
             )
             folder = build_tiny(shape, tokenizer(), root / family, seed=0)
         torch.save(reference(folder), root / f"{family}.pt")
-    return run_ranks(
-        f"{__file__}:all_layouts",
-        2,
-        {"root": str(root)},
-        timeout=300,
-        bootstrap="trainer",
-        preload=TRAINER_RANK,
-    )
+    return run_trainers(f"{__file__}:all_layouts", 2, root=str(root))
 
 
 cases = pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(c))

@@ -13,8 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from placeholders import want_placeholders
-from preloaded_jobs import TRAINER_RANK
-from ranks import run_ranks
+from ranks import run_trainers
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.environments import Environment, Observation
@@ -223,14 +222,7 @@ def test_the_trainer_agrees_with_the_engine(folder, samples):
     "Packed rows on two ranks, with a picture in the prompt and one in an observation"
     graded = [replace(s, reward=float(s.index)) for s in samples]
     (folder.parent / "samples").write_bytes(pickle.dumps(graded))
-    first, _ = run_ranks(
-        f"{__file__}:trainer_logprobs",
-        2,
-        {"root": str(folder.parent)},
-        timeout=300,
-        bootstrap="trainer",
-        preload=TRAINER_RANK,
-    )
+    first, _ = run_trainers(f"{__file__}:trainer_logprobs", 2, root=str(folder.parent))
     assert first.pop("norm") > 0
     assert len(first) == len(samples)
     for i, logp in first.items():

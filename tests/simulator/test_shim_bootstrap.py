@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 from places import PACKAGE
-from ranks import run_ranks
+from ranks import MEGATRON_IMPORTS, run_ranks
 
 from cookbook_npu.errors import RoleError
 from cookbook_npu.npu.shims.bootstrap import report_of_fresh_process
@@ -48,7 +48,8 @@ def check(tmp_path):
         arguments = ", ".join(["rank", "world_size", *(kwargs or {})])
         code = IMPORTS + f"def check({arguments}):\n" + textwrap.indent(body, "    ")
         (tmp_path / "job.py").write_text(code)
-        return run_ranks(f"{tmp_path}/job.py:check", 1, kwargs, env=env)[0]
+        target, preload = f"{tmp_path}/job.py:check", MEGATRON_IMPORTS
+        return run_ranks(target, 1, kwargs, env=env, preload=preload)[0]
 
     return run
 

@@ -4,30 +4,36 @@ from proof import each
 
 # fmt: off
 test_shim = each(
+    # What Megatron's own training saves: every kind of value of its arguments
     ("megatron.safe_globals", "Weights only load failed", """
-        import argparse, signal, tempfile, torch
-        from megatron.core import optimizer, safe_globals
+        import argparse, signal, tempfile, numpy as np, torch
+        from pathlib import Path
+        from megatron.core import optimizer
+        from megatron.core.enums import ModelType
+        from megatron.core.transformer.enums import AttnBackend
         from cookbook_npu.npu.shims.megatron_core import built_model
-        registry.apply("megatron.safe_globals")
-        if registry.undo("megatron.safe_globals").state == "not needed":
-            # a Megatron that allows everything: take two classes away
-            torch.serialization.clear_safe_globals()
-            removed = ("Signals", "OptimizerConfig")
-            kept = [c for c in safe_globals.SAFE_GLOBALS if c.__name__ not in removed]
-            torch.serialization.add_safe_globals(kept)
+        torch.serialization.clear_safe_globals()  # Megatron's list differs from release to release
         state = registry.apply("megatron.safe_globals")
         assert state.state == "applied" and "Signals" in state.detail, state
         saved = tempfile.mktemp()
-        arguments = argparse.Namespace(exit_signal=signal.SIGTERM)
-        torch.save({"args": arguments, "config": optimizer.OptimizerConfig(lr=0.5)}, saved)
-        def check(): return torch.load(saved)["config"].lr == 0.5
+        values = dict(exit_signal=signal.SIGTERM, save=Path("/runs"), params_dtype=torch.bfloat16)
+        values |= dict(model_type=ModelType.encoder_or_decoder, attention_backend=AttnBackend.auto)
+        config = optimizer.OptimizerConfig(lr=0.5)
+        rng = np.random.get_state()
+        torch.save({"args": argparse.Namespace(**values), "config": config, "rng": rng}, saved)
+        def check():
+            loaded = torch.load(saved)
+            assert (loaded["rng"][1] == rng[1]).all()
+            return vars(loaded["args"]) == values and loaded["config"].lr == 0.5
     """),
-    # A hostile object in a shard
+    # Megatron's random states, and a hostile object in a shard
     ("megatron.safe_objects", "check() returned False", """
         import os
+        import random
         import tempfile
         from pathlib import Path
 
+        import numpy as np
         import torch
         import torch.distributed as dist
         from megatron.core import dist_checkpointing
@@ -46,14 +52,17 @@ test_shim = each(
 
         dist.init_process_group("nccl")
         folder = Path(tempfile.mkdtemp())
-        for name, data in (("good", [{"torch": torch.get_rng_state()}]), ("bad", Hostile())):
+        good = {"random": random.getstate(), "np": np.random.get_state()}
+        good |= {"torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state()}
+        for name, data in (("good", [good]), ("bad", Hostile())):
             (folder / name).mkdir()
             dist_checkpointing.save(state(data), folder / name)
 
 
         def check():
-            loaded = dist_checkpointing.load(state(None), folder / "good")["rng_state"]
-            assert torch.equal(loaded[0]["torch"], torch.get_rng_state())
+            (loaded,) = dist_checkpointing.load(state(None), folder / "good")["rng_state"]
+            assert torch.equal(loaded["torch"], torch.get_rng_state())
+            assert (loaded["np"][1] == np.random.get_state()[1]).all()
             try:
                 dist_checkpointing.load(state(None), folder / "bad")
             except CheckpointException as error:

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 from places import FIXTURES
-from ranks import run_ranks
+from ranks import MEGATRON_IMPORTS, run_ranks
 
 from cookbook_npu.errors import RoleError
 from cookbook_npu.npu.shims.mindspeed.adaptor import Adaptor
@@ -23,7 +23,7 @@ def check(tmp_path):
 
     def run(body):
         (tmp_path / "job.py").write_text(START + textwrap.indent(body, "    "))
-        return run_ranks(f"{tmp_path}/job.py:check", 1)[0]
+        return run_ranks(f"{tmp_path}/job.py:check", 1, preload=MEGATRON_IMPORTS)[0]
 
     return run
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import tenant_jobs
 import torch
-from preloaded_jobs import TRAINER_RANK
-from ranks import run_ranks
+from ranks import run_trainers
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.tokenizer import build_tokenizer, read_tokenizer, unsampled_token_ids
@@ -27,9 +26,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def run(function: str, ranks: int = 1, **kwargs):
-    target = f"{tenant_jobs.__file__}:{function}"
-    settings = dict(bootstrap="trainer", timeout=600, preload=TRAINER_RANK)
-    return run_ranks(target, ranks, kwargs, **settings)
+    return run_trainers(f"{tenant_jobs.__file__}:{function}", ranks, **kwargs)
 
 
 @pytest.mark.parametrize("tensor", (1, 2))

@@ -1,8 +1,7 @@
 "A critic over two ranks equals plain transformers: values, and gradients from head to embedding"
 
 import torch
-from preloaded_jobs import TRAINER_RANK
-from ranks import run_ranks
+from ranks import run_trainers
 from value_head_jobs import SAMPLES
 
 from cookbook_npu.config import TinyConfig
@@ -15,15 +14,9 @@ def test_a_critic_over_two_ranks_equals_transformers(tmp_path):
     from cookbook_npu.model.tiny import build_tiny
 
     hf_path = build_tiny(TinyConfig(), build_tokenizer(), tmp_path / "tiny", seed=0)
-    ranks = run_ranks(
-        "value_head_jobs:critic_gradients",
-        2,
-        dict(hf_path=str(hf_path)),
-        env={"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_DEVICES": "2"},
-        bootstrap="trainer",
-        preload=TRAINER_RANK,
-        timeout=200,
-    )
+    env = {"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_DEVICES": "2"}
+    target = "value_head_jobs:critic_gradients"
+    ranks = run_trainers(target, 2, env, hf_path=str(hf_path))
     hf = AutoModelForCausalLM.from_pretrained(hf_path, dtype=torch.float32)
     head_1H = torch.from_numpy(ranks[0]["head"]).requires_grad_()
     values = []

@@ -6,20 +6,25 @@ row holds several images of odd sizes and samples of text alone.
 
 import copy
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 import torch
-from model_values import digest, far, hf_gradients
-from preloaded_jobs import TRAINER_RANK
-from ranks import run_ranks
+from model_values import (
+    ADAM_EPS,
+    digest,
+    far,
+    hf_gradients,
+    plain_adamw,
+    response_logp,
+)
+from ranks import run_trainers
 from safetensors.torch import load_file
+from text_samples import token_sample
 
 from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig, TinyConfig
-from cookbook_npu.data.tokenizer import find_tokenizer, unsampled_token_ids
 
 # deepstack in one, gated delta nets in the other
 SHAPES = {"qwen3_vl": {"num_layers": 2}, "qwen3_5": {"num_layers": 4}}
@@ -27,7 +32,6 @@ LAYOUTS = ("TP2", "TP1")
 RECOMPUTE = ("none", "selective", "full")
 TOLERANCE = 1e-5
 OPTIM = OptimConfig(learning_rate=1e-2, weight_decay=0.1, clip_grad=0.5)
-EPS = 1e-4  # of Adam: a tiny gradient does not become a step
 STEPS = 3
 SHIM = "mcore_bridge.deepstack_sums"
 TEXT = SimpleNamespace(prompt_ids=[7], response_ids=[8, 9, 10, 11], images=[])
@@ -70,36 +74,12 @@ def objective(logps: list[torch.Tensor]) -> torch.Tensor:
 
 
 def hf_logprobs(hf, s: SimpleNamespace) -> torch.Tensor:
-    "Log-probs of the response of one sample, by itself"
-    ids = torch.tensor([[*s.prompt_ids, *s.response_ids]])
-    inputs = {}
-    if s.images:
-        pixels = [torch.from_numpy(i.pixel_values) for i in s.images]
-        inputs["pixel_values"] = torch.cat(pixels)
-        inputs["image_grid_thw"] = torch.tensor([i.grid_thw for i in s.images])
-        if int(version("transformers").split(".")[0]) >= 5:
-            inputs["mm_token_type_ids"] = (ids == hf.config.image_token_id).int()
-    logits = hf(input_ids=ids, **inputs).logits[0, len(s.prompt_ids) - 1 : -1]
-    # what a policy never samples has no share
-    never = unsampled_token_ids(hf.config, find_tokenizer(hf.name_or_path))
-    logits[:, list(never)] = float("-inf")
-    logp = torch.log_softmax(logits, -1)
-    return logp.gather(1, ids[0, len(s.prompt_ids) :, None])[:, 0]
+    return response_logp(hf, s, images=s.images)[0]
 
 
 def hf_train(hf, samples) -> dict[str, torch.Tensor]:
     "Weights after some steps of plain AdamW"
-    groups = [
-        {"params": [p for p in hf.parameters() if p.dim() > 1], "weight_decay": 0.1},
-        {"params": [p for p in hf.parameters() if p.dim() == 1], "weight_decay": 0.0},
-    ]
-    betas = (0.9, OPTIM.beta2)
-    adam = torch.optim.AdamW(groups, lr=OPTIM.learning_rate, betas=betas, eps=EPS)
-    for _ in range(STEPS):
-        hf.zero_grad()
-        objective([hf_logprobs(hf, s) for s in samples]).backward()
-        torch.nn.utils.clip_grad_norm_(hf.parameters(), OPTIM.clip_grad)
-        adam.step()
+    plain_adamw(hf, lambda: objective([hf_logprobs(hf, s) for s in samples]), OPTIM, STEPS)
     return {n: p.detach().clone() for n, p in hf.state_dict().items()}
 
 
@@ -188,7 +168,7 @@ def check_training(model, samples, want: dict) -> dict:
     from cookbook_npu.model import megatron
     from cookbook_npu.model.megatron import build_optimizer, export_weights
 
-    with patch.object(megatron, "ADAM_EPS", EPS):
+    with patch.object(megatron, "ADAM_EPS", ADAM_EPS):
         optimizer = build_optimizer(model, OPTIM, num_steps=100)
     before = digest(model.module.visual)
     norms = []
@@ -306,28 +286,16 @@ def check(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
 
 def as_batch(config, samples):
     "The rollout of two groups, as the driver hands it to the trainer"
-    from cookbook_npu.data.sample import ImageInput, Sample
+    from cookbook_npu.data.sample import ImageInput
     from cookbook_npu.train.batch import make_batch
 
     graded, images = [], {}
     for i, s in enumerate(samples):
-        n = len(s.response_ids)
         names = [f"{i}.{k}.png" for k in range(len(s.images))]
         for reference, shown in zip(names, s.images, strict=True):
             images[reference] = ImageInput(reference=reference, **vars(shown))
-        sample = Sample(
-            group_id=f"g{i // 2}",
-            index=i % 2,
-            prompt_ids=s.prompt_ids,
-            response_ids=s.response_ids,
-            logprobs=[-1.0] * n,
-            loss_mask=[1] * n,
-            versions=[0] * n,
-            finish_reason="stop",
-            reward=float(i % 2),
-            images=names,
-        )
-        graded.append(sample)
+        more = {"reward": float(i % 2), "images": names}
+        graded.append(token_sample(i, s.prompt_ids, s.response_ids, **more))
     return make_batch(graded, 2, config.algorithm, len(graded), 8, images)
 
 
@@ -419,14 +387,7 @@ def results(tmp_path_factory, request) -> list[dict]:
     shape = TinyConfig(family=family, hidden_size=64, ffn_size=128, **SHAPES[family])
     folder = build_tiny(shape, build_tokenizer(), root / family, seed=0)
     torch.save(reference(folder), root / "want.pt")
-    return run_ranks(
-        f"{__file__}:both_layouts",
-        2,
-        {"root": str(root), "family": family},
-        timeout=300,
-        bootstrap="trainer",
-        preload=TRAINER_RANK,
-    )
+    return run_trainers(f"{__file__}:both_layouts", 2, root=str(root), family=family)
 
 
 layouts = pytest.mark.parametrize("layout", LAYOUTS)

@@ -1,12 +1,12 @@
 """The pages in Chinese are in step with the English ones: headings, code, links and numbers."""
 
-import json
 import re
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from page_blocks import text_of
 from places import ROOT
 
 sys.path.insert(0, str(ROOT / ".docs"))
@@ -34,15 +34,6 @@ CODE = re.compile(r"`[^`\n]+`")
 HEADING = re.compile(r"^(#+) (.*)$", re.M)
 NUMBER = re.compile(r"\d+(?:\.\d+)*(?:e-?\d+)?")
 pages = pytest.mark.parametrize("page", PAIRS, ids=lambda path: path.stem)
-
-
-def text_of(file: Path) -> str:
-    "The prose of a page or a notebook"
-    if file.suffix == ".md":
-        return file.read_text(encoding="utf-8")
-    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
-    prose = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
-    return "\n\n".join(prose)
 
 
 def parts(file: Path) -> list[tuple[str, list[str], list[str]]]:

@@ -18,9 +18,6 @@ from cookbook_npu.data.tasks import (
 )
 from cookbook_npu.data.tokenizer import build_tokenizer
 
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
-settings.load_profile("repeatable")
-
 
 @pytest.fixture(scope="module")
 def tokenizer():

@@ -14,9 +14,6 @@ from cookbook_npu.data.conversations import ConversationFormat, ConversationRead
 from cookbook_npu.data.prompts import PromptReader
 from cookbook_npu.data.tokenizer import build_tokenizer
 
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
-settings.load_profile("repeatable")
-
 
 def test_datasets_takes_the_arguments_we_pass():
     datasets = pytest.importorskip("datasets")

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from cookbook_npu.cli import app
 from cookbook_npu.config import DataConfig, override
 from cookbook_npu.data.datasets import read_records
 from cookbook_npu.data.graders import call_mode, load_function
@@ -19,7 +21,7 @@ from cookbook_npu.data.prompts import PromptReader, load_prompts
 from cookbook_npu.data.rewards import check_prompts
 from cookbook_npu.data.tokenizer import END, PAD, build_tokenizer
 from cookbook_npu.data.turns import TurnFormat
-from cookbook_npu.errors import ConfigError, DataError
+from cookbook_npu.errors import ConfigError, CookbookError, DataError
 from cookbook_npu.parameters import read_parameter_file
 from cookbook_npu.recipes import qwen3_4b_colocate
 
@@ -237,17 +239,13 @@ def test_another_encoding_is_refused_by_name(tmp_path, encoding, question, model
 
 
 @pytest.mark.parametrize("content", ["", "\n", "\r\n\r\n", "\ufeff", "\ufeff\n"])
-def test_an_empty_file_is_refused_before_anything_starts(tmp_path, content):
+def test_an_empty_file_is_refused_before_anything_starts(tmp_path, monkeypatch, content):
     file = tmp_path / "empty.jsonl"
     file.write_text(content, encoding="utf-8")
-    command = [sys.executable, "-m", "cookbook_npu.cli", "run", "qwen3_4b_colocate"]
-    pairs = ["-p", "prompt_data", "empty.jsonl"]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, *pairs], cwd=tmp_path, env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 2, done.stderr
-    assert f"{file} holds no record" in done.stderr
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "qwen3_4b_colocate", "-p", "prompt_data=empty.jsonl"]
+    with pytest.raises(CookbookError, match=f"{file} holds no record"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
     assert not (tmp_path / "runs").exists()
 
 

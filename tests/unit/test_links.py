@@ -3,16 +3,16 @@
 The site rewrites the links (`.docs/stage.py`), so what resolves here resolves in both; `make docs` checks
 the links of the site."""
 
-import json
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
+from page_blocks import text_of
+from places import ROOT
 
 pytestmark = pytest.mark.lane("docs")
 
-ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = [*ROOT.glob("nbs/**/*.ipynb"), *ROOT.glob("recipes/*.ipynb")]
 PAGES = [ROOT / "README.md", ROOT / "tests" / "README.md", *ROOT.glob(".github/*.md")]
 PAGES += sorted(ROOT.glob(".docs/pages/**/*.md"))
@@ -21,18 +21,14 @@ TARGET = re.compile(r"\]\(([^)\s]+)\)|\b(?:href|src)=\"([^\"]+)\"")
 
 
 @cache
-def text_of(file: Path) -> str:
-    "The prose of a page, without its code"
-    if file.suffix == ".md":
-        return FENCE.sub("", file.read_text(encoding="utf-8"))
-    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
-    prose = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
-    return FENCE.sub("", "\n\n".join(prose))
+def prose_of(file: Path) -> str:
+    "What a page says beside its code"
+    return FENCE.sub("", text_of(file))
 
 
 def anchors(file: Path) -> set[str]:
     "The names of the headings, as GitHub and MyST make them"
-    headings = re.findall(r"^#+ (.+)$", text_of(file), re.M)
+    headings = re.findall(r"^#+ (.+)$", prose_of(file), re.M)
     plain = [re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", text) for text in headings]
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in plain}
 
@@ -41,7 +37,7 @@ def anchors(file: Path) -> set[str]:
     "file", [*NOTEBOOKS, *PAGES], ids=lambda file: str(file.relative_to(ROOT))
 )
 def test_links(file):
-    for found in TARGET.finditer(text_of(file)):
+    for found in TARGET.finditer(prose_of(file)):
         target = found[1] or found[2]
         if target.startswith(("http://", "https://", "mailto:")):
             continue

@@ -11,12 +11,10 @@ from cookbook_npu.model.packing import (
     sequence_cost,
 )
 
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=200)
-settings.load_profile("repeatable")
-
 lengths_st = st.lists(st.integers(1, 60), max_size=40)
 
 
+@settings(max_examples=200)
 @given(lengths_st, st.integers(1, 90), st.integers(1, 5), st.booleans())
 def test_every_sample_once_within_the_budget_and_equally_many_everywhere(
     lengths, budget, ranks, padded
@@ -33,6 +31,7 @@ def test_every_sample_once_within_the_budget_and_equally_many_everywhere(
         assert all(len(b) <= 1 for b in flat)
 
 
+@settings(max_examples=200)
 @given(lengths_st, st.integers(1, 90), st.integers(1, 5), st.integers(1, 100))
 def test_loads_differ_by_less_than_one_micro_batch(lengths, budget, ranks, hidden):
     costs = [sequence_cost(n, hidden) for n in lengths]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from text_samples import token_sample
 
 from cookbook_npu.config import AlgorithmConfig
 from cookbook_npu.data.sample import Sample, Turn, check_sample
@@ -31,21 +32,9 @@ def episodes() -> list[Sample]:
     "Two groups of two; the third sample has no observation"
     samples = []
     for i, (mask, reward) in enumerate(zip(MASKS, REWARDS, strict=True)):
-        n = len(mask)
-        samples.append(
-            Sample(
-                group_id=f"g{i // 2}",
-                index=i % 2,
-                prompt_ids=[1, 2],
-                response_ids=list(range(3, 3 + n)),
-                logprobs=[-1.0 if m else 0.0 for m in mask],
-                loss_mask=mask,
-                versions=[0] * n,
-                finish_reason="stop",
-                reward=reward,
-                scores={"exact": (1.0, reward), "length": (0.5, -(reward**2))},  # for gdpo
-            )
-        )
+        more = {"loss_mask": mask, "logprobs": [-float(m) for m in mask], "reward": reward}
+        more["scores"] = {"exact": (1.0, reward), "length": (0.5, -(reward**2))}  # for gdpo
+        samples.append(token_sample(i, [1, 2], list(range(3, 3 + len(mask))), **more))
     return samples
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from places import HELPERS
-from preloaded_jobs import TRAINER_RANK
-from ranks import run_ranks
+from ranks import run_trainers
 
 from cookbook_npu.cli import planned_config
 from cookbook_npu.plan.dimensions import (
@@ -57,9 +56,7 @@ BACKENDS = {
 def test_real_dimensions_on_the_meta_device(name, tensor, rank, expert):
     "Parameters of a rank, every Hugging Face name and shape, groups and shape arguments: as planned, exactly"
     job = dict(name=name, tensor=tensor, expert=expert, at=rank, of=8)
-    (got,) = run_ranks(
-        f"{JOBS}/meta.py:rank_of_a_model", 1, job, bootstrap="trainer", preload=TRAINER_RANK
-    )
+    (got,) = run_trainers(f"{JOBS}/meta.py:rank_of_a_model", **job)
     assert got["devices"] == ["meta"]
     held = parameters_per_rank(published_dimensions(name), tensor, max(tensor, expert))
     assert got["parameters"] == held
@@ -215,14 +212,7 @@ def test_memory_of_one_rank_within_a_tenth(tmp_path):
     for n, config in enumerate(configs):
         folder = build_tiny(config.model.tiny, build_tokenizer(), tmp_path / str(n), seed=0)
         cases.append((str(folder), {"parallel.tensor": 1} | ONE_RANK[n]))
-    (measured,) = run_ranks(
-        f"{JOBS}/measure.py:measure_each",
-        1,
-        dict(cases=cases),
-        bootstrap="trainer",
-        preload=TRAINER_RANK,
-        timeout=300,
-    )
+    (measured,) = run_trainers(f"{JOBS}/measure.py:measure_each", cases=cases)
     for config, got in zip(configs, measured, strict=True):
         d = dimensions_of_tiny(config.model.tiny, 264)
         samples = micro_batch(config)[0] // 128  # whole samples only
@@ -268,15 +258,8 @@ def test_memory_of_two_ranks_within_a_tenth(overrides, tmp_path):
     config = config_of(overrides, 2)
     folder = build_tiny(config.model.tiny, build_tokenizer(), tmp_path / "tiny", seed=0)
     env = {"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_DEVICES": "2"}
-    got = run_ranks(
-        f"{JOBS}/measure.py:measure",
-        2,
-        dict(hf_path=str(folder), overrides=overrides),
-        env=env,
-        bootstrap="trainer",
-        preload=TRAINER_RANK,
-        timeout=200,
-    )
+    job = dict(hf_path=str(folder), overrides=overrides)
+    got = run_trainers(f"{JOBS}/measure.py:measure", 2, env, **job)
     tokens, response = micro_batch(config)
     tokens = tokens // 128 * 128
     stages = stages_of(dimensions_of_tiny(config.model.tiny, 264), config)

@@ -5,9 +5,9 @@ import copy
 import numpy as np
 import pytest
 import torch
+from text_samples import token_sample
 
 from cookbook_npu.config import AlgorithmConfig
-from cookbook_npu.data.sample import Sample
 from cookbook_npu.rl.algorithms import ALGORITHMS, compute_gae
 from cookbook_npu.train.batch import (
     complete_batch,
@@ -86,19 +86,8 @@ def graded():
     chance = np.random.default_rng(0)
     samples = []
     for i, length in enumerate(LENGTHS):
-        samples.append(
-            Sample(
-                group_id=f"g{i // 2}",
-                index=i % 2,
-                prompt_ids=[1, 2],
-                response_ids=chance.integers(3, WORDS, length).tolist(),
-                logprobs=[-1.0] * length,
-                loss_mask=[1] * length,
-                versions=[0] * length,
-                finish_reason="stop",
-                reward=float(chance.random()),
-            )
-        )
+        response = chance.integers(3, WORDS, length).tolist()
+        samples.append(token_sample(i, [1, 2], response, reward=float(chance.random())))
     return samples
 
 

@@ -336,19 +336,3 @@ def test_a_model_folder_is_refused_by_each_command(tmp_path, monkeypatch, capsys
         errors.add(said[said.index("error") :])
     assert len(errors) == 1 and told in errors.pop()
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def test_a_910b_run_is_planned_anywhere():
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "cookbook_npu.cli",
-            "plan",
-            "qwen3_4b_colocate",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "qwen3_4b_colocate at scale 910b" in done.stdout

@@ -11,9 +11,6 @@ from hypothesis import strategies as st
 from cookbook_npu.data.prompts import EpochOrder, MixedOrder, PromptDataset, RangeSet
 from cookbook_npu.data.sample import Prompt
 
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
-settings.load_profile("repeatable")
-
 
 def prompts(n, name=""):
     return [

@@ -35,9 +35,6 @@ from cookbook_npu.data.graders import (
 from cookbook_npu.data.rewards import Counts, RewardPool
 from cookbook_npu.errors import DataError
 
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
-settings.load_profile("repeatable")
-
 HANGS = r"\boxed{99999999999!}"
 
 

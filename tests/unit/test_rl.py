@@ -2,13 +2,10 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cookbook_npu.rl.losses import LOSS_AGG_MODES, policy_loss, token_weights, weighted_sum
-
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
-settings.load_profile("repeatable")
 
 log_probs = st.lists(st.floats(-30, 0, width=32), min_size=1, max_size=20)
 

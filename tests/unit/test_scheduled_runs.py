@@ -7,21 +7,20 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import papermill
 import pytest
+from local_server import serve
 from places import ROOT
 from typer.testing import CliRunner
 
 from cookbook_npu.cli import app, find_notebook
-from cookbook_npu.config import OutputConfig, RunConfig
-from cookbook_npu.errors import DataError
+from cookbook_npu.config import RunConfig
 from cookbook_npu.plan.plan import make_plan
 from cookbook_npu.recipes import find_recipe
-from cookbook_npu.runs.folder import RunFolder, append_line, write_json
+from cookbook_npu.runs.folder import RunFolder, append_line
 from cookbook_npu.stop import EXIT_STOPPED
 
 pytestmark = pytest.mark.lane("schedulers")
@@ -139,36 +138,19 @@ class Recorder(BaseHTTPRequestHandler):
     "Keeps what is posted"
 
     def do_POST(self) -> None:
-        length = int(self.headers["Content-Length"])
-        body = json.loads(self.rfile.read(length))
-        self.server.posted.append(body)
-        answer = b"{}"
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.posted.append(json.loads(body))
         self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
-        self.wfile.write(answer)
 
     def log_message(self, *_: object) -> None:
         pass
 
 
-@pytest.fixture
-def server():
-    "A server on loopback that records"
-    with HTTPServer(("127.0.0.1", 0), Recorder) as here:
-        here.posted = []
-        thread = threading.Thread(target=here.serve_forever, daemon=True)
-        thread.start()
-        yield here
-        here.shutdown()
-        thread.join()
-
-
 @pytest.mark.parametrize(
     ("code", "kind"), [(0, "success"), (75, "warning"), (1, "failure")]
 )
-def test_apprise_tells_how_the_run_ended(home, server, code, kind):
+def test_apprise_tells_how_the_run_ended(home, code, kind):
     found = importlib.util.find_spec("apprise")
     if not found:
         pytest.skip("apprise is not installed: pip install apprise")
@@ -179,12 +161,14 @@ def test_apprise_tells_how_the_run_ended(home, server, code, kind):
     call = "from apprise.cli import main; main()"
     script(binaries / "apprise", f"#!/bin/sh\n{python} -c '{call}' \"$@\"\n")
     given = files_of("schedule")["notify.txt"]
-    port = str(server.server_address[1])
-    (home / "nightly" / "notify.txt").write_text(given.replace("8080", port))
     env = {"HOME": str(home), "PATH": "/usr/bin:/bin", "EXIT_STATUS": str(code)}
-    done = subprocess.run([home / "nightly" / "after.sh"], env=env, cwd="/")
+    posted = []
+    with serve(Recorder, posted=posted) as address:
+        port = address.rpartition(":")[2]
+        (home / "nightly" / "notify.txt").write_text(given.replace("8080", port))
+        done = subprocess.run([home / "nightly" / "after.sh"], env=env, cwd="/")
     assert done.returncode == code
-    (body,) = server.posted
+    (body,) = posted
     assert body["title"] == f"nightly run: exit code {code}"
     assert (body["message"], body["type"]) == ("last line of the list", kind)
 
@@ -274,39 +258,6 @@ def test_a_night_fits_the_time_limit_of_its_job(page):
 
 def test_a_page_has_a_time_limit():
     assert {page.parent.name for page in PAGES_WITH_A_LIMIT} == {"howto", "zh"}
-
-
-def test_a_night_is_compared_with_a_trusted_run(tmp_path):
-    "The command of the page, also at scale 910b, where no recipe has expected numbers"
-    assert "\ncookbook-npu compare runs/A runs/NAME\n" in text_of("schedule")
-    for name, last in (("A", 0.5), ("same", 0.5), ("other", 0.625)):
-        record_night(tmp_path, find_recipe("qwen3_4b_colocate")(num_steps=2), name, last)
-
-    def compare(*words):
-        return CliRunner().invoke(app, ["compare", *words])
-
-    trusted, same, other = (str(tmp_path / name) for name in ("A", "same", "other"))
-    assert compare(trusted, same).exit_code == 0
-    assert compare(trusted, other).exit_code == 1
-    given = {"model": "/data/Qwen3-4B", "prompt_data": "arithmetic", "num_steps": 2}
-    real = find_recipe("qwen3_4b_colocate")("910b", **given)
-    record_night(tmp_path, real, "real", 0.5)
-    refused = compare(str(tmp_path / "real"), "--against", "expected").exception
-    assert isinstance(refused, DataError), refused  # exit code 2
-    record_night(tmp_path, real, "again", 0.5)
-    assert compare(str(tmp_path / "real"), str(tmp_path / "again")).exit_code == 0
-
-
-def record_night(root: Path, config: RunConfig, name: str, last: float) -> None:
-    "A complete run of two steps whose last reward is given"
-    output = OutputConfig(root=str(root), name=name)
-    with RunFolder.create(config.model_copy(update={"output": output})) as run:
-        # the model of a run on NPUs is not here, so its checksum is left out
-        device = {"name": "NPU", "count": 2, "simulated": config.target.simulated}
-        write_json(run.stack_file, {"device": device})
-        for step, reward in enumerate((0.25, last), 1):
-            row = {"step": step, "raw_reward": reward, "time/actor_train": 90.0}
-            append_line(run.metrics_file, row)
 
 
 def test_huaweis_sdk_knows_the_job():

