@@ -925,11 +925,14 @@ def _report(
     run: Annotated[Path, Argument(help="Run folder; the run may have failed.", **_OF_RUN)],
 ) -> None:
     "Write the report of a run again."
+    from .runs.folder import RunFolder
     from .runs.metrics import count_steps, load_metrics
     from .runs.report import write_report
 
     _announce("drawing the curves")
     typer.echo(f"report: {write_report(run)}")
+    for note in RunFolder(run).truncated_lines():
+        typer.echo(fit(note))
     if not count_steps(load_metrics(run)):
         typer.echo("metrics.jsonl has no step: the report shows settings and events alone")
 
@@ -1174,8 +1177,11 @@ def _compare(
 
     Exits with 0 (the same, or other settings), 1 (different) or 2 (no comparison)."""
     from .runs.compare import write_comparison
+    from .runs.folder import RunFolder
 
     results = compared(runs, against)
+    for note in (note for run in runs for note in RunFolder(run).truncated_lines()):
+        typer.echo(fit(note), err=as_json)
     if as_json:
         typer.echo(json.dumps([result.as_json() for result in results], indent=1))
     else:

@@ -6,9 +6,9 @@
 __all__ = ['OUTPUT_REMEDY', 'IMAGES_OF', 'SampleKind', 'RUN_FILES', 'REHEARSAL', 'storage_errors', 'write_output', 'read_errors',
            'refuse_link', 'check_regular', 'read_regular', 'fsync_path', 'write_atomic', 'write_json', 'read_json',
            'content_checksum', 'write_checked_json', 'read_checked_json', 'replace_nonfinite', 'json_line',
-           'append_line', 'append_lines', 'read_lines', 'read_steps', 'truncate_partial_line', 'lock_folder',
-           'is_locked', 'stack_record', 'own_sources', 'input_checksums', 'default_name', 'staged_folder',
-           'remove_half_made', 'RunIdentity', 'RunFolder', 'numbered_path', 'start_time', 'newest_run']
+           'append_line', 'append_lines', 'whole_lines', 'read_lines', 'read_steps', 'truncate_partial_line',
+           'lock_folder', 'is_locked', 'stack_record', 'own_sources', 'input_checksums', 'default_name',
+           'staged_folder', 'remove_half_made', 'RunIdentity', 'RunFolder', 'numbered_path', 'start_time', 'newest_run']
 
 # %% ../../nbs/runs/00_folder.ipynb #fd584af8
 import errno
@@ -237,19 +237,31 @@ def append_lines(path: Path | str, records: Iterable[Mapping[str, Any]]) -> None
 _LINE_REMEDY = "Restore the file, or remove the line."
 
 
+def whole_lines(data: bytes, end: bytes = b"") -> list[bytes]:
+    "Return the lines of a .jsonl file without a truncated last one, each with `end`"
+    *lines, rest = data.split(b"\n")
+    if lines and not rest:
+        try:
+            json.loads(lines[-1])
+        except (ValueError, RecursionError):  # what was appended later ended the line
+            lines.pop()
+    return [line + end for line in lines]
+
+
 def read_lines(
     path: Path | str,
     atomic: bool = False,  # written atomically: a truncated last line is an error
 ) -> list[dict[str, Any]]:
     "Return the records of a .jsonl file; empty if it does not exist"
     try:
-        *lines, rest = read_regular(path).split(b"\n")
+        data = read_regular(path)
     except MissingError:
         return []
+    *lines, rest = data.split(b"\n")
     if atomic and rest:
         raise DataError(f"{path} line {len(lines) + 1} is truncated", _LINE_REMEDY)
     records = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines if atomic else whole_lines(data), 1):
         place = f"{path} line {number}"
         record = parse_json(line, place, _LINE_REMEDY)
         if not isinstance(record, dict):
@@ -276,7 +288,7 @@ def truncate_partial_line(path: Path | str) -> int:
         return 0
     with storage_errors(path), open(path, "rb+") as file:
         data = file.read()
-        keep = data.rfind(b"\n") + 1
+        keep = sum(map(len, whole_lines(data, b"\n")))
         if keep < len(data):
             file.truncate(keep)
     return len(data) - keep
@@ -533,6 +545,18 @@ class RunFolder:
             refuse_link(self.path / name)
         for log in self.logs.glob("*"):
             refuse_link(log)
+
+    def truncated_lines(self) -> list[str]:
+        "Return a sentence about each file whose last line is truncated; none while the run is written"
+        notes = []
+        for file in (self.metrics_file, self.events_file, self.spans_file):
+            data = file.read_bytes() if file.is_file() and not is_locked(self.path) else b""
+            lines = whole_lines(data, b"\n")
+            if sum(map(len, lines)) < len(data):
+                notes.append(
+                    f"{file} line {len(lines) + 1} is truncated and left out: the run ended while writing it"
+                )
+        return notes
 
     def check_writable(self) -> None:
         "Raise `RunLocked` without the lock, `DataError` if a file became a link"
