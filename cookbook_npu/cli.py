@@ -50,6 +50,7 @@ from .data.inputs import read_inputs
 from .errors import (
     ConfigError,
     CookbookError,
+    DataError,
     MissingError,
     NothingLearned,
     RunLocked,
@@ -772,7 +773,12 @@ def save_bundle(
         write_acceptance,
         write_bundle,
     )
-    from .runs.folder import OUTPUT_REMEDY, newest_run, storage_errors
+    from .runs.folder import (
+        OUTPUT_REMEDY,
+        RunFolder,
+        newest_run,
+        storage_errors,
+    )
 
     run = run or newest_run(runs)
     with storage_errors(file, OUTPUT_REMEDY):
@@ -780,6 +786,8 @@ def save_bundle(
             return 0, bundle_text(file, write_bundle(file, report, run_files(runs, run)))
         if run is None:
             raise MissingError(f"{runs} has no run", "Name one: --run RUN.")
+        if notes := RunFolder(run).truncated_lines():
+            raise DataError(notes[0], "Resume the run, which removes the line.")
         from .runs.metrics import load_metrics
         from .runs.plots import plot_curves, to_svg
 

@@ -329,6 +329,12 @@ import functools, math, re
 from math import isfinite as finite
 from cookbook_npu.data.graders import batched
 FACTOR = 2
+try:
+    import absent_package as lost
+    from numpy import array
+    found = True
+except ImportError:
+    lost, found = None, False
 class Grader:
     def method(self, text, label, metadata): return 1.0
 """
@@ -341,6 +347,9 @@ OWN = {  # a cell that defines `mine` -> its score of "5 5" where it takes one, 
     "def mine(text, *_):\n  def f(n): return f(n - 1) if n else text\n  return len(f(3))": 3.0,
     "if True:\n  def mine(text, *_):\n    return 4.0": 4.0,
     "def mine(text, *_):\n  class Inside:\n    one = 1\n    two = one\n  return Inside.two": 1.0,
+    "def mine(*_): return 0.5 if lost is None and not found else array(1)": 0.5,
+    "def mine(*_):\n  try: import absent as own\n  except ImportError: own = None\n  return own or 1": 1.0,
+    "def mine(*_): return numpy": "mine uses numpy, which its source neither defines nor imports",
     "def mine(*_): return FACTOR": "mine uses FACTOR, which its source neither defines nor imports",
     "def mine(text, *_, f=FACTOR): return f": "mine uses FACTOR, which",
     "@functools.partial\ndef mine(*_): return 1.0": "is a partial, not a function",
@@ -367,7 +376,7 @@ def test_a_function_of_a_notebook_is_a_file_of_the_run(cell, tmp_path, monkeypat
     "Its source, found again by any process; what has none of its own is refused within the call"
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    names = {"__name__": "__main__", "Missing": None}
+    names = {"__name__": "__main__", "Missing": None, "In": ["%magic", CELLS]}
     in_a_cell(CELLS, names)
     in_a_cell(cell, names)
     mine, expected = names["mine"], OWN[cell]

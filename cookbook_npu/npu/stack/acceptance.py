@@ -152,15 +152,7 @@ def check_versions(stack: dict[str, Any], versions: dict[str, Any]) -> list[str]
 
 # %% ../../../nbs/npu/stack/05_acceptance.ipynb #8a804ec2
 def _lines(file: Path) -> list[dict[str, Any]]:
-    "Return the records of a file, without a last line whose writer was killed"
-    found, lines = [], list(filter(None, file.read_text("utf-8").splitlines()))
-    for line in lines:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            if line is not lines[-1]:
-                raise
-    return found
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines() if line]
 
 
 def verify(
