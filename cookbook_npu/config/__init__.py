@@ -29,6 +29,7 @@ from ..config.sections import (
     OWN_FUNCTIONS,
     REMOVED_KEYS,
     RunSections,
+    cells_folder,
     flat_overrides,
     key_table,
     place_own_files,
@@ -86,7 +87,7 @@ class RunConfig(RunSections):
         if not isinstance(values, dict):
             return values
         values = place_own_files(values)
-        if values.get("code_folder"):
+        if values.get("code_folder") not in (None, cells_folder(values)):
             return values
         modules = [Path(*name.split(".")) for name in own_modules(values)]
         if any(m.is_dir() or m.with_suffix(".py").is_file() for m in modules):

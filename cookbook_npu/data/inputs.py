@@ -53,27 +53,27 @@ def use_code_folder(config: RunConfig) -> None:
     """Let this process and those that it starts import a user's scorers and environments
 
     Raises `ConfigError` for a module that is already imported from another folder."""
-    folder = config.code_folder
-    if folder is None:
+    folders = config.code_folders
+    if not folders:
         sys.path += [] if str(Path.cwd()) in sys.path else [str(Path.cwd())]
         return
     outside = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    os.environ["PYTHONPATH"] = os.pathsep.join(_first(folder, filter(None, outside)))
-    sys.path[:] = _first(folder, sys.path)
+    os.environ["PYTHONPATH"] = os.pathsep.join(_first(folders, filter(None, outside)))
+    sys.path[:] = _first(folders, sys.path)
     for name in own_modules(config.model_dump()):
-        wanted = Path(folder, *name.split("."))
-        files = [wanted.with_suffix(".py"), wanted / "__init__.py"]
+        wanted = [Path(folder, *name.split(".")) for folder in folders]
+        files = [file for w in wanted for file in (w.with_suffix(".py"), w / "__init__.py")]
         own = [file.resolve() for file in files if file.is_file()]
         loaded = getattr(sys.modules.get(name), "__file__", None)
         if own and loaded and Path(loaded).resolve() not in own:
             raise ConfigError(
-                f"code_folder is {folder}, and {name} was imported from {loaded}",
+                f"code_folder is {folders[0]}, and {name} was imported from {loaded}",
                 "Restart the kernel, or rename the module.",
             )
 
 
-def _first(folder: str, paths: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys([folder, *paths]))
+def _first(folders: Iterable[str], paths: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys([*folders, *paths]))
 
 # %% ../../nbs/data/24_inputs.ipynb #c723331d
 def check_sources(

@@ -370,11 +370,18 @@ def _images_checksum(
 IMAGES_OF = "the images of "  # before the path of a file of records, in stack.json
 
 
-def own_sources(config: RunConfig, folder: Path) -> list[Path]:
-    "Return the files and packages of the user's own modules, relative to the folder of their code"
+def own_sources(config: RunConfig, *folders: Path | str) -> dict[Path, Path]:
+    """Return the files and packages of the user's own modules by their path inside their folder
+
+    `folders` are searched in order; none: those of the configuration. Missing ones are left out."""
     names = own_modules(config.model_dump()) if config.code_folder else []
-    paths = [Path(*name.split(".")) for name in names]
-    return [p if (folder / p).is_dir() else p.with_suffix(".py") for p in paths]
+    found = {}
+    for path in (Path(*name.split(".")) for name in names):
+        for folder in reversed(folders or config.code_folders):
+            inside = path if Path(folder, path).is_dir() else path.with_suffix(".py")
+            if Path(folder, inside).exists():
+                found[inside] = Path(folder, inside)
+    return found
 
 
 def input_checksums(
@@ -396,10 +403,8 @@ def input_checksums(
     models = [config.model.path, config.reward_model.path, *teachers]
     for name in filter(None, models):
         found[name] = model_checksum(local_model(name))
-    code = Path(config.code_folder or "")
-    for path in map(code.joinpath, own_sources(config, code)):
-        if path.exists():
-            found[str(path)] = _source_checksum(path)
+    for path in own_sources(config).values():
+        found[str(path)] = _source_checksum(path)
     for own in config.of_tenants.values():
         found |= input_checksums(own, records)
     return found
@@ -687,13 +692,9 @@ class RunFolder:
     def _with_code(self, config: RunConfig) -> RunConfig:
         "Return a configuration that finds the user's own modules: in the copy, where they are gone"
         copies = RunFolder(whole_run(self.path)).code
-        for inside in own_sources(config, copies):
-            if (
-                not Path(config.code_folder or "", inside).exists()
-                and (copies / inside).exists()
-            ):
-                return config.model_copy(update={"code_folder": str(copies)})
-        return config
+        if own_sources(config, copies).keys() <= own_sources(config).keys():
+            return config
+        return config.model_copy(update={"code_folder": str(copies)})
 
     def _copy_code(self, config: RunConfig) -> None:
         "Copy the user's own modules into the folder"
@@ -701,10 +702,10 @@ class RunFolder:
         def not_python(folder: str, names: list[str]) -> list[str]:
             return [n for n in names if not (n.endswith(".py") or Path(folder, n).is_dir())]
 
-        copies, folder = RunFolder(whole_run(self.path)).code, Path(config.code_folder or "")
-        for inside in own_sources(config, folder):
-            source, copy = folder / inside, copies / inside
-            if source == copy or not source.exists():
+        copies = RunFolder(whole_run(self.path)).code
+        for inside, source in own_sources(config).items():
+            copy = copies / inside
+            if source == copy:
                 continue
             with storage_errors(copy):
                 copy.parent.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ import json
 import linecache
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from cookbook_npu.data.turns import TurnFormat
 from cookbook_npu.errors import ConfigError, DataError
 from cookbook_npu.parameters import read_parameter_file
 from cookbook_npu.recipes import qwen3_4b_colocate
+from cookbook_npu.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 
@@ -293,6 +295,7 @@ from cookbook_npu.data.rewards import RewardPool
 from cookbook_npu.data.sample import Sample
 from cookbook_npu.data.inputs import read_inputs
 from cookbook_npu.recipes import qwen3_4b_colocate
+from cookbook_npu.runs.folder import RunFolder
 
 config = qwen3_4b_colocate(
     overrides={"code_folder": sys.argv[1], "reward.scorers": {sys.argv[2]: 1.0}}
@@ -401,3 +404,25 @@ def test_a_function_of_a_notebook_is_a_file_of_the_run(cell, tmp_path, monkeypat
     mode = {"@": "batch", "a": "async"}.get(cell[0], "each")
     assert call_mode(function) == mode
     assert mode != "each" or function("5 5", "5", {}) == expected
+
+
+def test_a_function_of_a_notebook_and_a_file_grade_one_run(tmp_path, monkeypatch):
+    "A file of any folder, or a module of the working folder; the run folder has both"
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    in_a_cell("def mine(*_): return 0.5", names := {"__name__": "__main__"})
+    (tmp_path / "theirs").mkdir()
+    for other in ("theirs/filed.py", "local.py"):
+        (tmp_path / other).write_text(GRADE.format(1.0))
+    for other, name in (("theirs/filed.py:grade", "filed"), ("local:grade", "local")):
+        scorers = {other: 1.0, names["mine"]: 1.0}
+        config = qwen3_4b_colocate(
+            overrides={"output.root": "runs", "reward.scorers": scorers}
+        )
+        read_inputs(config, files=False)
+        with RunFolder.create(config) as run:
+            assert {p.name[:5] for p in run.code.iterdir()} == {"mine_", name}
+            assert run.config().code_folder == config.code_folder
+            shutil.rmtree(tmp_path / "runs" / "code")
+            assert run.config().code_folder == str(run.code)
