@@ -530,7 +530,8 @@ def flat_overrides(
 ) -> Iterator[tuple[str, Any]]:
     "Yield (dotted key, value); a mapping that is a value (`reward.scorers`) stays one"
     if isinstance(overrides, str):
-        overrides = parse_json(overrides.encode(), "overrides", "Give a JSON mapping.")
+        place = f"overrides {overrides[:80]!r}"
+        overrides = parse_json(overrides.encode(), place, "Give a JSON mapping.")
     if not isinstance(overrides, Mapping):
         raise ConfigError(
             f"{prefix.rstrip('.') or 'overrides'} is {overrides!r}, which is no mapping",
