@@ -26,6 +26,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -497,8 +498,12 @@ def _run(
                 from .train.checkpointing import check_resumable
 
                 check_resumable(config, inputs.records)
-            show_settings(config, given)
+            from .model.tiny import first_weights
             from .plan.plan import prompts_text
+
+            for own in inputs.of_tenants.values() or [inputs]:
+                own.try_load(partial(first_weights, config))
+            show_settings(config, given)
 
             if changes := prompts_text(config):
                 typer.echo(fit(changes))
