@@ -26,6 +26,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -50,6 +51,7 @@ from .data.inputs import read_inputs
 from .errors import (
     ConfigError,
     CookbookError,
+    DataError,
     MissingError,
     NothingLearned,
     RunLocked,
@@ -496,8 +498,12 @@ def _run(
                 from .train.recovery import check_resumable
 
                 check_resumable(config, inputs.records)
-            show_settings(config, given)
+            from .model.tiny import first_weights
             from .plan.plan import prompts_text
+
+            for own in inputs.of_tenants.values() or [inputs]:
+                own.try_load(partial(first_weights, config))
+            show_settings(config, given)
 
             if changes := prompts_text(config):
                 typer.echo(fit(changes))
@@ -772,7 +778,12 @@ def save_bundle(
         write_acceptance,
         write_bundle,
     )
-    from .runs.folder import OUTPUT_REMEDY, newest_run, storage_errors
+    from .runs.folder import (
+        OUTPUT_REMEDY,
+        RunFolder,
+        newest_run,
+        storage_errors,
+    )
 
     run = run or newest_run(runs)
     with storage_errors(file, OUTPUT_REMEDY):
@@ -780,6 +791,8 @@ def save_bundle(
             return 0, bundle_text(file, write_bundle(file, report, run_files(runs, run)))
         if run is None:
             raise MissingError(f"{runs} has no run", "Name one: --run RUN.")
+        if notes := RunFolder(run).truncated_lines():
+            raise DataError(notes[0], "Resume the run, which removes the line.")
         from .runs.metrics import load_metrics
         from .runs.plots import plot_curves, to_svg
 
@@ -925,11 +938,14 @@ def _report(
     run: Annotated[Path, Argument(help="Run folder; the run may have failed.", **_OF_RUN)],
 ) -> None:
     "Write the report of a run again."
+    from .runs.folder import RunFolder
     from .runs.metrics import count_steps, load_metrics
     from .runs.report import write_report
 
     _announce("drawing the curves")
     typer.echo(f"report: {write_report(run)}")
+    for note in RunFolder(run).truncated_lines():
+        typer.echo(fit(note))
     if not count_steps(load_metrics(run)):
         typer.echo("metrics.jsonl has no step: the report shows settings and events alone")
 
@@ -1174,8 +1190,11 @@ def _compare(
 
     Exits with 0 (the same, or other settings), 1 (different) or 2 (no comparison)."""
     from .runs.compare import write_comparison
+    from .runs.folder import RunFolder
 
     results = compared(runs, against)
+    for note in (note for run in runs for note in RunFolder(run).truncated_lines()):
+        typer.echo(fit(note), err=as_json)
     if as_json:
         typer.echo(json.dumps([result.as_json() for result in results], indent=1))
     else:

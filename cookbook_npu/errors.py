@@ -9,6 +9,7 @@ __all__ = ['CookbookError', 'ConfigError', 'DataError', 'MissingError', 'DeviceE
            'nearest', 'import_own', 'own_function', 'decode_text', 'parse_json']
 
 # %% ../nbs/00_errors.ipynb #c07c1e83
+import ast
 import builtins
 import difflib
 import dis
@@ -16,6 +17,7 @@ import hashlib
 import importlib
 import inspect
 import json
+import linecache
 import re
 import sys
 import sysconfig
@@ -215,6 +217,25 @@ def _import_line(name: str, value: Any) -> str | None:
     return f"from {home} import {its_name} as {name}" if known else None
 
 
+def _guarded_imports(function: FunctionType) -> dict[str, str]:
+    "Return by name the statements that import it in a block, such as `try`, in a notebook or program"
+    cells = [*function.__globals__.get("In", ())]
+    cells.append("".join(linecache.getlines(function.__code__.co_filename)))
+    found = {}
+    for cell in cells:
+        with suppress(SyntaxError):
+            for node in ast.parse(cell).body:
+                body = getattr(node, "body", ())
+                if not any(isinstance(one, ast.Import | ast.ImportFrom) for one in body):
+                    continue
+                code = compile(source := ast.unparse(node), "guard", "exec")
+                if _global_names(code) <= {*dir(builtins)}:
+                    steps = dis.get_instructions(code)
+                    stored = [s.argval for s in steps if s.opname == "STORE_NAME"]
+                    found |= dict.fromkeys(stored, source)
+    return found
+
+
 def _module_source(function: Any) -> str:
     "Return a module with a function of a notebook; raises `ValueError` with why there is none"
     if not isinstance(function, FunctionType):
@@ -232,12 +253,13 @@ def _module_source(function: Any) -> str:
     except (OSError, SyntaxError):
         raise ValueError("has no source of its own") from None
     used = sorted(_global_names(code) - {name, *dir(builtins)})
-    known = {one: _import_line(one, function.__globals__.get(one)) for one in used}
+    values, guarded = function.__globals__, _guarded_imports(function)
+    known = {x: guarded.get(x) or _import_line(x, values.get(x)) for x in used}
     if missing := [one for one, line in known.items() if line is None]:
         raise ValueError(
             f"uses {', '.join(missing)}, which its source neither defines nor imports"
         )
-    lines = [_LAZY, *filter(None, known.values())]
+    lines = [_LAZY, *dict.fromkeys(filter(None, known.values()))]
     return "\n".join([*lines, "", "", source])
 
 # %% ../nbs/00_errors.ipynb #474b4445

@@ -19,7 +19,7 @@ from typing import Any
 
 from .config import RunConfig, config_keys, flat_overrides
 from .config.sections import config_sections
-from .errors import ConfigError, MissingError, decode_text
+from .errors import ConfigError, DataError, MissingError, decode_text
 from .recipes import PARAMETERS, RECIPES, changed_settings
 
 # %% ../nbs/06_parameters.ipynb #41f526f7
@@ -132,7 +132,7 @@ class Given:
                 self.sources[key] = source(name)
         try:
             overrides = dict(flat_overrides(values.get("overrides") or {}))
-        except ConfigError as error:
+        except (ConfigError, DataError) as error:
             what = f"{source('overrides')}: {error.what}"
             raise ConfigError(what, error.remedy) from None
         for key, value in overrides.items():

@@ -38,6 +38,7 @@ from ..config.sections import (  # noqa: F401
     REMOVED_KEYS,
     OutputConfig,
     RunSections,
+    cells_folder,
     config_keys,
     find_run,
     flat_overrides,
@@ -104,7 +105,7 @@ class RunConfig(RunSections):
         if not isinstance(values, dict):
             return values
         values = place_own_files(values)
-        if values.get("code_folder"):
+        if values.get("code_folder") not in (None, cells_folder(values)):
             return values
         modules = [Path(*name.split(".")) for name in own_modules(values)]
         if any(m.is_dir() or m.with_suffix(".py").is_file() for m in modules):

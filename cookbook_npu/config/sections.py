@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['RUNS_ENV', 'TrackerName', 'RUN_NAME_BYTES', 'OWN_FUNCTIONS', 'VLLM_MAX_RANK', 'NAMES', 'REMOVED_KEYS',
-           'default_runs_folder', 'find_run', 'whole_run', 'check_run_name', 'OutputConfig', 'own_part', 'tenants_of',
-           'place_own_files', 'shims_environment', 'RunSections', 'why_merged', 'ConfigKey', 'with_choices',
-           'config_keys', 'key_table', 'config_sections', 'flat_overrides']
+           'default_runs_folder', 'find_run', 'whole_run', 'check_run_name', 'OutputConfig', 'own_part', 'cells_folder',
+           'tenants_of', 'place_own_files', 'shims_environment', 'RunSections', 'why_merged', 'ConfigKey',
+           'with_choices', 'config_keys', 'key_table', 'config_sections', 'flat_overrides']
 
 # %% ../../nbs/config/04_sections.ipynb #e7b5a640
 import keyword
@@ -219,10 +219,16 @@ def _with_modules(
     return placed
 
 
+def cells_folder(values: Mapping[str, Any]) -> str:
+    "Return the folder of the functions of a notebook, code/ in the folder of runs"
+    output = values.get("output")
+    root = output.get("root") if isinstance(output, dict) else getattr(output, "root", None)
+    return os.path.abspath(os.path.join(str(root or default_runs_folder()), "code"))
+
+
 def _write_function(values: Mapping[str, Any], function: Any, key: str) -> str:
-    "Write a function of a notebook to code/ in the folder of runs; return it as `file.py:name`"
-    given = OutputConfig.model_validate(values.get("output") or {})
-    return own_function(function, key, given.runs_folder.absolute() / "code")
+    "Write a function of a notebook to `cells_folder`; return it as `file.py:name`"
+    return own_function(function, key, Path(cells_folder(values)))
 
 
 def tenants_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -241,12 +247,13 @@ def place_own_files(values: dict[str, Any]) -> dict[str, Any]:
     if tenants:
         own = {name: _with_modules(one, folders, write) for name, one in tenants.items()}
         placed["tenants"] = {**values["tenants"], **own}
-    if len(set(folders)) > 1:
+    others = [one for one in dict.fromkeys(folders) if one != cells_folder(values)]
+    if len(others) > 1:
         raise ConfigError(
-            f"your own files are in {' and '.join(dict.fromkeys(folders))}",
+            f"your own files are in {' and '.join(others)}",
             "Put them into one folder, or install them as a package and give module:name.",
         )
-    return placed | {"code_folder": folders[0]} if folders else placed
+    return placed | {"code_folder": [*others, *folders][0]} if folders else placed
 
 # %% ../../nbs/config/04_sections.ipynb #c3234636
 def shims_environment(names: Iterable[str]) -> dict[str, str]:
@@ -304,6 +311,13 @@ class RunSections(Config):
     train: TrainConfig = TrainConfig()
     faults: FaultConfig = FaultConfig()
     output: OutputConfig = OutputConfig()
+
+    @property
+    def code_folders(self) -> list[str]:
+        "`code_folder` and the folder of a notebook's functions; empty without the first"
+        written = filter(os.path.isdir, [cells_folder(dict(self))])
+        folder = self.code_folder
+        return list(dict.fromkeys([folder, *written])) if folder else []
 
     @property
     def target(self) -> Target:
@@ -516,7 +530,8 @@ def flat_overrides(
 ) -> Iterator[tuple[str, Any]]:
     "Yield (dotted key, value); a mapping that is a value (`reward.scorers`) stays one"
     if isinstance(overrides, str):
-        overrides = parse_json(overrides.encode(), "overrides", "Give a JSON mapping.")
+        place = f"overrides {overrides[:80]!r}"
+        overrides = parse_json(overrides.encode(), place, "Give a JSON mapping.")
     if not isinstance(overrides, Mapping):
         raise ConfigError(
             f"{prefix.rstrip('.') or 'overrides'} is {overrides!r}, which is no mapping",

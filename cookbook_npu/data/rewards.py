@@ -6,11 +6,13 @@
 __all__ = ['PROBE', 'LABELS_KEPT', 'BATCH_SIZE', 'LABEL_FAILURES', 'RETRIES', 'RETRY_WAIT_S', 'Tally', 'policy_text',
            'write_policy_text', 'Score', 'GradingJob', 'grading_job', 'Counts', 'UngradableLabel', 'FailingLabels',
            'GradingPool', 'all_scorers', 'check_reward', 'scorer_weights', 'check_labels', 'check_prompts', 'Grade',
-           'grade_of', 'RewardPool', 'pass_at_k', 'tally', 'pass_curve', 'eval_metrics']
+           'grade_of', 'try_scorers', 'RewardPool', 'pass_at_k', 'tally', 'pass_curve', 'eval_metrics']
 
 # %% ../../nbs/data/09_rewards.ipynb #077742ac
 import json
 import math
+import re
+import sys
 import time
 import weakref
 from collections import deque
@@ -447,6 +449,56 @@ def grade_of(scores: Mapping[str, tuple[float, Score | None]]) -> Grade:
     verdicts = [s.correct for _, s in given.values() if s.correct is not None]
     reward = sum(weight * value for weight, value in parts.values())
     return Grade(float(reward), all(verdicts) if verdicts else None, parts)
+
+# %% ../../nbs/data/09_rewards.ipynb #ad6d3848
+# errors of the code, whatever the answer is
+_NO_ANSWER_EXPLAINS = {"NameError", "UnboundLocalError", "ImportError", "TypeError"}
+_NO_ANSWER_EXPLAINS |= {"ModuleNotFoundError", "DataError", "NumericsError"}
+
+
+def _fault(process: GradingProcess, job: GradingJob, timeout_s: float) -> tuple[str, str]:
+    "Return the error or limit of a user's scorer on an answer, and what it raised; empty: a score"
+    name = job.scorer.name
+    try:
+        (result,) = process.grade(name, [job.as_json()], timeout_s)
+        job.score(result["score"])
+    except NumericsError as error:
+        return "NumericsError", error.what
+    except GradingStopped as stopped:
+        *_, last = stopped.stderr.rpartition('  File "')
+        raised = [line for line in last.splitlines()[1:] if line[:1] not in ("", " ")]
+        if raised:
+            kind, _, why = raised[0].partition(":")
+            file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", "")
+            lines = re.findall(rf'File "{re.escape(file)}", line (\d+)', stopped.stderr)
+            place = f" ({file}, line {lines[-1]})" if lines else ""
+            kind = kind.rpartition(".")[2]
+            return kind, f"{job.name}: scorer {name} raised {kind}:{why}{place}"
+        return stopped.limit, ""
+    return "", ""
+
+
+def try_scorers(pool: GradingPool, prompts: Iterable[Prompt]) -> None:
+    """Grade two answers to the first prompt of each of the user's scorers
+
+    Raises `ConfigError` for a scorer that fails on both, or with an error of its code."""
+    config, left = pool.config, {name for name in pool.scorers if name not in SCORERS}
+    for prompt in prompts if left else ():
+        metadata = prompt.for_samples() | {"response_tokens": 0, "finish_reason": "stop"}
+        for name in sorted(left & scorer_weights(config, metadata).keys()):
+            left.remove(name)
+            process, faults = pool.processes[0], []
+            if process.wait_ready()[name] == "async":
+                continue
+            for text in ("", PROBE):
+                called = f"{prompt.prompt_id}, answer {text!r}"
+                job = GradingJob(find_scorer(name), text, prompt.label, metadata, called)
+                kind, what = _fault(process, job, config.timeout_s)
+                faults += [what] if what else []
+                if kind and not what:
+                    break
+                if kind in _NO_ANSWER_EXPLAINS or len(faults) == 2:
+                    raise ConfigError(what, "A scorer returns a number for every text.")
 
 # %% ../../nbs/data/09_rewards.ipynb #1aa09752
 # Delay before the first retry of a reward server, s; doubles with each retry.

@@ -39,6 +39,7 @@ from ..runs.folder import (
     staged_folder,
     start_time,
     storage_errors,
+    whole_lines,
     write_output,
 )
 from ..runs.metrics import (
@@ -575,7 +576,7 @@ class RunLine:
     started: float = 0.0  # s since 1970
     seconds: float | None = None  # that it took until now, pauses before a resume aside
     changes: Mapping[str, Any] = field(default_factory=dict)  # from the recipe's values
-    why: str = ""  # why it is unreadable
+    why: str = ""  # why it is unreadable, or what of it was left out
 
     @property
     def progress(self) -> str:
@@ -639,6 +640,7 @@ def run_line(path: Path) -> RunLine:
             start_time(path),
             _elapsed(run.spans_file),
             changed_settings(config) if config.recipe in RECIPES else {},
+            ". ".join(run.truncated_lines()),
         )
     except CookbookError as error:
         return RunLine(path.name, "unreadable", started=start_time(path), why=error.what)
@@ -649,8 +651,7 @@ def _elapsed(spans: Path) -> float | None:
     try:
         with open(spans, "rb") as file:
             file.seek(max(0, spans.stat().st_size - 4096))
-            *lines, _ = file.read().split(b"\n")
-        return float(json.loads(lines[-1])["end"])
+            return float(json.loads(whole_lines(file.read())[-1])["end"])
     except (OSError, IndexError, ValueError, KeyError, TypeError):
         return None  # no step was taken, or the file is damaged: `report` says so
 
@@ -677,6 +678,7 @@ def runs_table(lines: Sequence[RunLine], columns: int = 80) -> str:
                 f"{line.recipe} {line.scale}" if own_name else "",
                 f"{sparkline(line.rewards or line.losses, 8)} {line.result}".strip(),
                 *line.changed,
+                line.why,
             ]
         text = "  ".join(fact.replace(" ", "\N{NO-BREAK SPACE}") for fact in facts if fact)
         shown.append(head.rstrip())

@@ -6,9 +6,9 @@
 __all__ = ['OUTPUT_REMEDY', 'IMAGES_OF', 'SampleKind', 'RUN_FILES', 'REHEARSAL', 'storage_errors', 'write_output', 'read_errors',
            'refuse_link', 'check_regular', 'read_regular', 'fsync_path', 'write_atomic', 'write_json', 'read_json',
            'content_checksum', 'write_checked_json', 'read_checked_json', 'replace_nonfinite', 'json_line',
-           'append_line', 'append_lines', 'read_lines', 'read_steps', 'truncate_partial_line', 'lock_folder',
-           'is_locked', 'stack_record', 'own_sources', 'input_checksums', 'default_name', 'staged_folder',
-           'remove_half_made', 'RunIdentity', 'RunFolder', 'numbered_path', 'start_time', 'newest_run']
+           'append_line', 'append_lines', 'whole_lines', 'read_lines', 'read_steps', 'truncate_partial_line',
+           'lock_folder', 'is_locked', 'stack_record', 'own_sources', 'input_checksums', 'default_name',
+           'staged_folder', 'remove_half_made', 'RunIdentity', 'RunFolder', 'numbered_path', 'start_time', 'newest_run']
 
 # %% ../../nbs/runs/00_folder.ipynb #fd584af8
 import errno
@@ -237,19 +237,31 @@ def append_lines(path: Path | str, records: Iterable[Mapping[str, Any]]) -> None
 _LINE_REMEDY = "Restore the file, or remove the line."
 
 
+def whole_lines(data: bytes, end: bytes = b"") -> list[bytes]:
+    "Return the lines of a .jsonl file without a truncated last one, each with `end`"
+    *lines, rest = data.split(b"\n")
+    if lines and not rest:
+        try:
+            json.loads(lines[-1])
+        except (ValueError, RecursionError):  # what was appended later ended the line
+            lines.pop()
+    return [line + end for line in lines]
+
+
 def read_lines(
     path: Path | str,
     atomic: bool = False,  # written atomically: a truncated last line is an error
 ) -> list[dict[str, Any]]:
     "Return the records of a .jsonl file; empty if it does not exist"
     try:
-        *lines, rest = read_regular(path).split(b"\n")
+        data = read_regular(path)
     except MissingError:
         return []
+    *lines, rest = data.split(b"\n")
     if atomic and rest:
         raise DataError(f"{path} line {len(lines) + 1} is truncated", _LINE_REMEDY)
     records = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines if atomic else whole_lines(data), 1):
         place = f"{path} line {number}"
         record = parse_json(line, place, _LINE_REMEDY)
         if not isinstance(record, dict):
@@ -276,7 +288,7 @@ def truncate_partial_line(path: Path | str) -> int:
         return 0
     with storage_errors(path), open(path, "rb+") as file:
         data = file.read()
-        keep = data.rfind(b"\n") + 1
+        keep = sum(map(len, whole_lines(data, b"\n")))
         if keep < len(data):
             file.truncate(keep)
     return len(data) - keep
@@ -358,11 +370,18 @@ def _images_checksum(
 IMAGES_OF = "the images of "  # before the path of a file of records, in stack.json
 
 
-def own_sources(config: RunConfig, folder: Path) -> list[Path]:
-    "Return the files and packages of the user's own modules, relative to the folder of their code"
+def own_sources(config: RunConfig, *folders: Path | str) -> dict[Path, Path]:
+    """Return the files and packages of the user's own modules by their path inside their folder
+
+    `folders` are searched in order; none: those of the configuration. Missing ones are left out."""
     names = own_modules(config.model_dump()) if config.code_folder else []
-    paths = [Path(*name.split(".")) for name in names]
-    return [p if (folder / p).is_dir() else p.with_suffix(".py") for p in paths]
+    found = {}
+    for path in (Path(*name.split(".")) for name in names):
+        for folder in reversed(folders or config.code_folders):
+            inside = path if Path(folder, path).is_dir() else path.with_suffix(".py")
+            if Path(folder, inside).exists():
+                found[inside] = Path(folder, inside)
+    return found
 
 
 def input_checksums(
@@ -384,10 +403,8 @@ def input_checksums(
     models = [config.model.path, config.reward_model.path, *teachers]
     for name in filter(None, models):
         found[name] = model_checksum(local_model(name))
-    code = Path(config.code_folder or "")
-    for path in map(code.joinpath, own_sources(config, code)):
-        if path.exists():
-            found[str(path)] = _source_checksum(path)
+    for path in own_sources(config).values():
+        found[str(path)] = _source_checksum(path)
     for own in config.of_tenants.values():
         found |= input_checksums(own, records)
     return found
@@ -534,6 +551,18 @@ class RunFolder:
         for log in self.logs.glob("*"):
             refuse_link(log)
 
+    def truncated_lines(self) -> list[str]:
+        "Return a sentence about each file whose last line is truncated; none while the run is written"
+        notes = []
+        for file in (self.metrics_file, self.events_file, self.spans_file):
+            data = file.read_bytes() if file.is_file() and not is_locked(self.path) else b""
+            lines = whole_lines(data, b"\n")
+            if sum(map(len, lines)) < len(data):
+                notes.append(
+                    f"{file} line {len(lines) + 1} is truncated and left out: the run ended while writing it"
+                )
+        return notes
+
     def check_writable(self) -> None:
         "Raise `RunLocked` without the lock, `DataError` if a file became a link"
         if self.lock_fd is None:
@@ -663,13 +692,9 @@ class RunFolder:
     def _with_code(self, config: RunConfig) -> RunConfig:
         "Return a configuration that finds the user's own modules: in the copy, where they are gone"
         copies = RunFolder(whole_run(self.path)).code
-        for inside in own_sources(config, copies):
-            if (
-                not Path(config.code_folder or "", inside).exists()
-                and (copies / inside).exists()
-            ):
-                return config.model_copy(update={"code_folder": str(copies)})
-        return config
+        if own_sources(config, copies).keys() <= own_sources(config).keys():
+            return config
+        return config.model_copy(update={"code_folder": str(copies)})
 
     def _copy_code(self, config: RunConfig) -> None:
         "Copy the user's own modules into the folder"
@@ -677,10 +702,10 @@ class RunFolder:
         def not_python(folder: str, names: list[str]) -> list[str]:
             return [n for n in names if not (n.endswith(".py") or Path(folder, n).is_dir())]
 
-        copies, folder = RunFolder(whole_run(self.path)).code, Path(config.code_folder or "")
-        for inside in own_sources(config, folder):
-            source, copy = folder / inside, copies / inside
-            if source == copy or not source.exists():
+        copies = RunFolder(whole_run(self.path)).code
+        for inside, source in own_sources(config).items():
+            copy = copies / inside
+            if source == copy:
                 continue
             with storage_errors(copy):
                 copy.parent.mkdir(parents=True, exist_ok=True)

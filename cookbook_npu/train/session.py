@@ -59,7 +59,7 @@ from ..config import RunConfig, find_run, override
 from ..data.hub import local_model
 from ..data.inputs import Inputs
 from ..data.prompts import image_processor
-from ..data.rewards import RewardPool
+from ..data.rewards import RewardPool, try_scorers
 from ..data.sample import Prompt
 from ..data.tasks import GENERATED, generated_task
 from ..data.tokenizer import check_same_tokens, read_tokenizer
@@ -328,6 +328,8 @@ def open_run_data(
     if not config.is_sft:
         warn_unseen(config, prompts.prompts, partial(read_tokenizer, hf_path))
         stack.enter_context(rewards)
+        if episodes is None:
+            try_scorers(rewards, [*prompts.prompts, *held_out])
     if episodes is not None:
         warn_oracle(episodes, config, folder)
     return dict(prompts=prompts, held_out=held_out, rewards=rewards, episodes=episodes)

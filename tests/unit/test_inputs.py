@@ -4,6 +4,7 @@ import json
 import linecache
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from cookbook_npu.data.turns import TurnFormat
 from cookbook_npu.errors import ConfigError, CookbookError, DataError
 from cookbook_npu.parameters import read_parameter_file
 from cookbook_npu.recipes import qwen3_4b_colocate
+from cookbook_npu.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 
@@ -291,6 +293,7 @@ from cookbook_npu.data.rewards import RewardPool
 from cookbook_npu.data.sample import Sample
 from cookbook_npu.data.inputs import read_inputs
 from cookbook_npu.recipes import qwen3_4b_colocate
+from cookbook_npu.runs.folder import RunFolder
 
 config = qwen3_4b_colocate(
     overrides={"code_folder": sys.argv[1], "reward.scorers": {sys.argv[2]: 1.0}}
@@ -327,6 +330,12 @@ import functools, math, re
 from math import isfinite as finite
 from cookbook_npu.data.graders import batched
 FACTOR = 2
+try:
+    import absent_package as lost
+    from numpy import array
+    found = True
+except ImportError:
+    lost, found = None, False
 class Grader:
     def method(self, text, label, metadata): return 1.0
 """
@@ -339,6 +348,9 @@ OWN = {  # a cell that defines `mine` -> its score of "5 5" where it takes one, 
     "def mine(text, *_):\n  def f(n): return f(n - 1) if n else text\n  return len(f(3))": 3.0,
     "if True:\n  def mine(text, *_):\n    return 4.0": 4.0,
     "def mine(text, *_):\n  class Inside:\n    one = 1\n    two = one\n  return Inside.two": 1.0,
+    "def mine(*_): return 0.5 if lost is None and not found else array(1)": 0.5,
+    "def mine(*_):\n  try: import absent as own\n  except ImportError: own = None\n  return own or 1": 1.0,
+    "def mine(*_): return numpy": "mine uses numpy, which its source neither defines nor imports",
     "def mine(*_): return FACTOR": "mine uses FACTOR, which its source neither defines nor imports",
     "def mine(text, *_, f=FACTOR): return f": "mine uses FACTOR, which",
     "@functools.partial\ndef mine(*_): return 1.0": "is a partial, not a function",
@@ -365,7 +377,7 @@ def test_a_function_of_a_notebook_is_a_file_of_the_run(cell, tmp_path, monkeypat
     "Its source, found again by any process; what has none of its own is refused within the call"
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    names = {"__name__": "__main__", "Missing": None}
+    names = {"__name__": "__main__", "Missing": None, "In": ["%magic", CELLS]}
     in_a_cell(CELLS, names)
     in_a_cell(cell, names)
     mine, expected = names["mine"], OWN[cell]
@@ -390,3 +402,25 @@ def test_a_function_of_a_notebook_is_a_file_of_the_run(cell, tmp_path, monkeypat
     mode = {"@": "batch", "a": "async"}.get(cell[0], "each")
     assert call_mode(function) == mode
     assert mode != "each" or function("5 5", "5", {}) == expected
+
+
+def test_a_function_of_a_notebook_and_a_file_grade_one_run(tmp_path, monkeypatch):
+    "A file of any folder, or a module of the working folder; the run folder has both"
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    in_a_cell("def mine(*_): return 0.5", names := {"__name__": "__main__"})
+    (tmp_path / "theirs").mkdir()
+    for other in ("theirs/filed.py", "local.py"):
+        (tmp_path / other).write_text(GRADE.format(1.0))
+    for other, name in (("theirs/filed.py:grade", "filed"), ("local:grade", "local")):
+        scorers = {other: 1.0, names["mine"]: 1.0}
+        config = qwen3_4b_colocate(
+            overrides={"output.root": "runs", "reward.scorers": scorers}
+        )
+        read_inputs(config, files=False)
+        with RunFolder.create(config) as run:
+            assert {p.name[:5] for p in run.code.iterdir()} == {"mine_", name}
+            assert run.config().code_folder == config.code_folder
+            shutil.rmtree(tmp_path / "runs" / "code")
+            assert run.config().code_folder == str(run.code)

@@ -147,6 +147,12 @@ def run_with_a_checkpoint(folder):
         checkpoints.commit(partial, 3, {})
 
 
+SCORERS = """def misspells(text, label, metadata):
+    return lenght(text) if text else 0.0
+def raises(*_): raise RuntimeError("no key")
+def answers(*_): return "yes"
+def lists(*_): return {1}
+"""
 MISTAKES = {
     "parameter": ("-p learning_rat 1e-3", "Did you mean 'learning_rate'?"),
     "size": ("-p prompts_per_step -4", "rollout.prompts_per_step is -4"),
@@ -174,6 +180,28 @@ MISTAKES = {
         '-p overrides {"reward.scorers":{"./my-rewards.py:score":1.0}}',
         "my-rewards.py cannot be imported: 'my-rewards' is no name of a module",
     ),
+    **{
+        f"scorer that {name}": (
+            f'-p overrides {{"reward.scorers":{{"./scorers.py:{name}":1.0}}}}',
+            told,
+        )
+        for name, told in {
+            "misspells": "scorers.py, line 2)",
+            "raises": "scorer scorers:raises raised RuntimeError: no key (",
+            "answers": "scorers:answers returned 'yes'",
+            "lists": "a scorer returned {1}, of type set",
+        }.items()
+    },
+    "two labels": ("-p prompt_data labels.jsonl", "the same prompt before had '2'"),
+    "no prompt": ("-p prompt_data empty.jsonl", "line 2: the prompt is empty"),
+    "long prompts": (
+        "-p prompt_data long.jsonl",
+        "long.jsonl: plain (detected), 1 records, 0 kept",
+    ),
+    "unknown source": (
+        '-p prompt_data mine.jsonl -p overrides {"reward.by_source":{"x":{"exact":1}}}',
+        "reward.by_source has 'x', and no prompt is from there",
+    ),
     "keys of other data": ("-p prompt_data other.jsonl", "line 1 has keys text, answer"),
     "broken line": ("-p prompt_data broken.jsonl", "broken.jsonl line 2 is not JSON"),
     "model without a chat template": (
@@ -183,6 +211,10 @@ MISTAKES = {
     "name of a hub": (
         "-p model Qwen/Qwen3-4B",
         "hf download Qwen/Qwen3-4B --local-dir Qwen3-4B",
+    ),
+    "overrides that are no JSON": (
+        "-p overrides {num_steps:3}",
+        "-p overrides: overrides '{num_steps:3}' is not JSON",
     ),
     "overrides that are no mapping": (
         "-p overrides [1]",
@@ -225,9 +257,14 @@ def test_a_mistake_is_refused_before_anything_starts(tmp_path, monkeypatch, caps
     (here / "mine.jsonl").write_text(good)
     (here / "broken.jsonl").write_text(good + '{"prompt": "2+')
     (here / "other.jsonl").write_text('{"text": "1+1=", "answer": "2"}\n')
+    (here / "labels.jsonl").write_text(good + good.replace('"2"', '"3"'))
+    (here / "empty.jsonl").write_text(good + good.replace("1+1=", ""))
+    (here / "long.jsonl").write_text(good.replace("1+1=", "1+1=" * 500))
+    (here / "scorers.py").write_text(SCORERS)
     for file in ("broken_scorer.py", "my-rewards.py"):
         (here / file).write_text("def score(:")
     before = {path.name for path in here.iterdir()}
+    monkeypatch.delitem(sys.modules, "scorers", raising=False)
     words = ("run", "qwen3_4b_colocate", *words.split())
     if name in SEEN_WHOLE:
         assert told in refused(here, *words, left=before)

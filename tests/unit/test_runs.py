@@ -1,5 +1,6 @@
 """Run folders in trouble: two writers, a process killed while it writes, a full disk, many creators"""
 
+import json
 import os
 import signal
 import subprocess
@@ -29,11 +30,12 @@ while True:
     run.event("tick", step=step)
     step += 1
 """
+SPAN = dict(role="driver", phase="step", start=0.0, end=1.0, version=1)
 
 
 def make(tmp_path, name="run"):
     output = {"root": str(tmp_path / "runs"), "name": name}
-    RunFolder.create(RunConfig(recipe="demo", output=output)).close()
+    RunFolder.create(RunConfig(recipe="demo", num_steps=1, output=output)).close()
     return tmp_path / "runs" / name
 
 
@@ -77,16 +79,47 @@ def test_kill_9_while_writing_leaves_files_that_can_be_read(tmp_path, pause):
         assert "not measured" in write_report(run).read_text()
 
 
-def test_a_line_cut_off_at_any_byte_is_repaired(tmp_path):
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_line_cut_off_at_any_byte_is_left_out_and_repaired(tmp_path, end):
     path = make(tmp_path)
-    whole = b'{"step": 0, "raw_reward": 0.5}\n{"step": 1, "raw_reward": 0.75}\n'
-    for size in range(len(whole) + 1):
-        (path / "metrics.jsonl").write_bytes(whole[:size])
+    lines = [b'{"step": 0, "raw_reward": 0.5}\n', b'{"step": 1, "raw_reward": 0.75}\n']
+    for size in range(len(b"".join(lines)) + 1):
+        cut = b"".join(lines)[:size] + (end if size else b"")
+        kept = [line for line in lines if line in cut]
+        (path / "metrics.jsonl").write_bytes(cut)
+        torn = cut != b"".join(kept)
+        assert len(RunFolder(path).truncated_lines()) == torn
+        assert load_metrics(path).get("step", []) == list(range(len(kept)))
         with RunFolder.open(path, write=True) as run:
-            assert load_metrics(path).get("step", []) == list(
-                range(whole[:size].count(b"\n"))
-            )
-            assert run.metrics_file.read_bytes() == whole[: whole[:size].rfind(b"\n") + 1]
+            assert run.metrics_file.read_bytes() == b"".join(kept)
+
+
+@pytest.mark.parametrize("words", ["report {0}", "runs {0.parent}", "compare {0} {0}"])
+def test_a_command_reads_a_run_that_was_killed_while_it_wrote(words, tmp_path, command):
+    path = make(tmp_path)
+    for file, line in {"metrics": {"raw_reward": 1}, "events": {}, "spans": SPAN}.items():
+        text = json.dumps({"step": 1, **line}) + '\n{"step": 2, "\n'
+        (path / f"{file}.jsonl").write_text(text)
+    code, out = command(words.format(path))
+    assert code == 0, out
+    for file in ("metrics", "events", "spans"):
+        assert f"{file}.jsonl line 2 is truncated" in " ".join(out.split())
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    "Runs a command; returns its exit code and what it prints"
+
+    def run(words):
+        monkeypatch.setattr(sys, "argv", ["cookbook-npu", *words.split()])
+        ended = 0
+        try:
+            main()
+        except SystemExit as end:
+            ended = end.code or 0
+        return ended, "".join(capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture
@@ -188,17 +221,11 @@ ONE = "runs/one/tenants/addition"
     ],
 )
 def test_a_command_finds_a_run_and_its_tenants(
-    words, code, said, tenants, monkeypatch, capsys
+    words, code, said, tenants, monkeypatch, command
 ):
     "By name, runs/NAME or the folder of a tenant; a resume that cannot work starts no kernel"
-    monkeypatch.setattr(sys, "argv", ["cookbook-npu", *words.split()])
     monkeypatch.setattr(
         "cookbook_npu.cli.execute", lambda *_: pytest.fail("a kernel starts")
     )
-    ended = 0
-    try:
-        main()
-    except SystemExit as end:
-        ended = end.code or 0
-    out = "".join(capsys.readouterr())
+    ended, out = command(words)
     assert (ended, said in out) == (code, True), out
