@@ -128,7 +128,6 @@ class TenantTurns:
         return work()
 
     def _used(self) -> float:
-        "Return the seconds of all turns so far"
         before, began = self.used
         return before + (time.perf_counter() - began if began else 0.0)
 

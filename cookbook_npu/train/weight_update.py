@@ -36,9 +36,8 @@ def check_graphs(state: DriverState, engines: Engines[RolloutWorker]) -> None:
         return
     found = engines.try_each(RolloutWorker.check_graphs, [()] * len(engines.groups))
     for fault in found:
-        if fault and not isinstance(
-            fault, RoleError
-        ):  # a lost engine is found by its next call
+        # a lost engine is found by its next call
+        if fault and not isinstance(fault, RoleError):
             remedy = "Set rollout.graphs to off, and report the versions of vllm-ascend and CANN."
             state.folder.event("graphs_off", why=fault, remedy=remedy)
             print(

@@ -5,11 +5,7 @@ balance.
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cookbook_npu.model.packing import (
-    micro_batch_tokens,
-    plan_micro_batches,
-    sequence_cost,
-)
+from cookbook_npu.model.packing import micro_batch_tokens, plan_micro_batches, sequence_cost
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=200)
 settings.load_profile("repeatable")

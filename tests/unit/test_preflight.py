@@ -96,10 +96,7 @@ def test_910b_without_an_npu(tmp_path):
     config = qwen3_4b_colocate(
         "910b", model=str(folder), prompt_data="arithmetic", overrides=plain
     )
-    with (
-        pytest.raises(ConfigError, match="torch_npu is not installed"),
-        session(config),
-    ):
+    with pytest.raises(ConfigError, match="torch_npu is not installed"), session(config):
         pass
 
 
@@ -377,13 +374,7 @@ def test_a_model_folder_is_refused_by_each_command(tmp_path, monkeypatch, capsys
 
 def test_a_910b_run_is_planned_anywhere():
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "cookbook_npu.cli",
-            "plan",
-            "qwen3_4b_colocate",
-        ],
+        [sys.executable, "-m", "cookbook_npu.cli", "plan", "qwen3_4b_colocate"],
         capture_output=True,
         text=True,
         check=True,
