@@ -232,11 +232,8 @@ def resume_parameters(folder: Path) -> tuple[str, dict[str, Any]]:
 
 # %% ../nbs/99_cli.ipynb #1870f33f
 @contextmanager
-def print_progress(
-    folder: Path,  # run folder; need not exist yet
-    steps: int | None,  # of the whole run
-) -> Iterator[None]:
-    "Print the steps of a run of another process until the block ends"
+def print_progress(folder: Path, steps: int | None) -> Iterator[None]:
+    "Print the steps of a run of another process until the block ends; its folder may not exist yet"
     from .runs.metrics import step_line
     from .runs.plots import Follower
 
@@ -263,10 +260,7 @@ def print_progress(
 
 # %% ../nbs/99_cli.ipynb #173ad079
 def execute(
-    notebook: Path,
-    parameters: Mapping[str, Any],
-    folder: Path,
-    steps: int | None = None,  # for the progress lines
+    notebook: Path, parameters: Mapping[str, Any], folder: Path, steps: int | None = None
 ) -> None:
     "Run a recipe with papermill; its output appears on the terminal"
     from papermill.exceptions import PapermillExecutionError
@@ -523,11 +517,8 @@ def show_settings(config: RunConfig, given: Given, every: bool = False) -> None:
         typer.echo(fit(f"settings\n{text}"))
 
 
-def is_finished(
-    folder: Path,
-    asked: Mapping[str, Any] | None = None,  # given for a resume
-) -> bool:
-    "Whether a run, or each of its tenants, has all its steps, or those that `asked` gives"
+def is_finished(folder: Path, asked: Mapping[str, Any] | None = None) -> bool:
+    "Whether a run, or each of its tenants, has all its steps, or those that a resume asks for"
     from .runs.folder import RunFolder
     from .runs.metrics import count_steps, load_metrics
 
@@ -1418,12 +1409,10 @@ def devices_of_machine(scale: str) -> int:
     return found.count if 0 < found.count < 2**16 else 8
 
 
-def check_nodes(
-    config: RunConfig,
-    devices: int | None,  # NPUs of a machine (None: those of an existing cluster)
-    nodes: int,
-) -> None:
-    "Raise `ConfigError` for too few NPUs or an idle machine; warn of idle NPUs on several machines"
+def check_nodes(config: RunConfig, devices: int | None, nodes: int) -> None:
+    """Raise `ConfigError` for too few NPUs or an idle machine; warn of idle NPUs on several machines
+
+    `devices` are those of a machine; None: of an existing cluster, unchecked."""
     if devices is None or config.target.device is not NPU:
         return
     wanted = config.placement.devices
@@ -1478,7 +1467,7 @@ def new_job(
     parameters: Mapping[str, Any],
     runs: Path,
     address: str | None,
-    node: Any,  # this machine
+    node: Any,
     nodes: int,
 ) -> Any:
     "Write the folder of a job; its parameters go into a file, so that no shell parses them"
@@ -1520,7 +1509,6 @@ def _parameter_file(job: Any) -> Path:
 
 # %% ../nbs/99_cli.ipynb #305d0937
 def _environment_text(config: RunConfig) -> str:
-    "Return the environment of each role of a job"
     from .cluster.environment import worker_env
     from .plan.roles import environment_text
 
@@ -1579,10 +1567,8 @@ def show_rehearsal(config: RunConfig, runs: Path) -> None:
     typer.echo(rehearsal_summary(config, rows, data))
 
 # %% ../nbs/99_cli.ipynb #7e4e9686
-def refuse_removed(
-    words: Sequence[str],  # arguments of `cookbook-npu`
-) -> None:
-    "Raise `ConfigError` for a command or an option of the last release"
+def refuse_removed(words: Sequence[str]) -> None:
+    "Raise `ConfigError` for a command or an option of the last release in a command line"
     command = next((word for word in words if not word.startswith("-")), "")
     if remedy := OTHER_NAMES["removed_commands"].get(command):
         raise ConfigError(f"{command} is no command now", remedy)

@@ -161,11 +161,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"Known names: {', '.join(shown)}{more}."
 
 # %% ../nbs/00_errors.ipynb #de469f66
-def import_own(
-    name: str,  # package.module, or package.module:attribute
-    key: str,  # of the configuration, for the error
-) -> Any:
-    "Import a user's module, or one of its attributes; raises `ConfigError` with the line that fails"
+def import_own(name: str, key: str) -> Any:
+    "Import a user's `module` or `module:attribute`; raises `ConfigError` with key and failing line"
     module, _, attribute = name.partition(":")
     try:
         found = importlib.import_module(module)
@@ -263,14 +260,10 @@ def _module_source(function: Any) -> str:
     return "\n".join([*lines, "", "", source])
 
 # %% ../nbs/00_errors.ipynb #474b4445
-def own_function(
-    function: Any,
-    key: str,  # of the configuration
-    folder: Path,  # of the written files
-) -> str:
+def own_function(function: Any, key: str, folder: Path) -> str:
     """Return a function of the user's as `file.py:name`, or `module:name` if a module defines it
 
-    Writes the file of a notebook's function. Raises `ConfigError` for one that other processes
+    Writes the file of a notebook's function into `folder`. Raises `ConfigError` for one that other processes
     cannot import."""
     name, home = getattr(function, "__name__", ""), getattr(function, "__module__", "")
     is_function = isinstance(function, FunctionType)

@@ -138,10 +138,8 @@ def parameter_defaults(path: Path) -> dict[str, Any]:
         ) from None
 
 # %% ../nbs/07_notebook.ipynb #083f0c03
-def check_parameters(
-    names: Mapping[str, Any] | None = None,  # the notebook's globals(); None: the caller's
-) -> dict[str, Any]:
-    """Return the values of the parameters cell, to call a recipe with
+def check_parameters(names: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the values of the parameters cell in `names`, the globals of the notebook or the caller
 
     Raises `ConfigError` if papermill was given a parameter that the notebook does not have."""
     names = sys._getframe(1).f_globals if names is None else names

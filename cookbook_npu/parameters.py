@@ -52,10 +52,7 @@ def read_parameters(pairs: Sequence[str] | None) -> dict[str, Any]:
     return found
 
 # %% ../nbs/06_parameters.ipynb #0ec7b39e
-def read_yaml(
-    text: str,
-    place: str,  # for errors
-) -> tuple[Any, dict[str, int]]:
+def read_yaml(text: str, place: str) -> tuple[Any, dict[str, int]]:
     "Return the content of YAML 1.2 as JSON values, and the line of each dotted key"
     from ruamel.yaml import YAML, MappingNode
     from ruamel.yaml.error import YAMLError

@@ -317,7 +317,6 @@ class Recipe:
         return self._build(scale, parameters, dict(flat_overrides(overrides or {})))
 
     def _own(self, scale: Scale, model: str | None) -> RunConfig:
-        "Return the configuration with the recipe's own prompts"
         # set the path first: with it the checks of model.tiny do not apply
         path = ModelConfig(path=model)
         return override(

@@ -115,7 +115,6 @@ def _end_ray(folder: Path) -> None:
 
 
 def _sweep_folders() -> list[Path]:
-    "Remove the folders whose owners have ended"
     roots = {Path(tempfile.gettempdir()), Path("/tmp")}
     paths = [path for root in roots for path in root.glob(f"{SESSION_PREFIX}*")]
     removed = []

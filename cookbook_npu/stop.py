@@ -24,9 +24,8 @@ from .errors import ConfigError, CookbookError
 
 # %% ../nbs/04_stop.ipynb #c537c610
 EXIT_STOPPED = 75  # stopped after a step; EX_TEMPFAIL of sysexits.h
-JOB_ENV = (
-    "COOKBOOK_NPU_JOB"  # id and `--runs` of the launched job that this process belongs to
-)
+# id and `--runs` of the launched job that this process belongs to
+JOB_ENV = "COOKBOOK_NPU_JOB"
 
 
 class RunStopped(SystemExit):

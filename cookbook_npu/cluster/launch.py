@@ -80,11 +80,8 @@ def _start_command(devices: int, *words: str) -> list[str]:
     return _ray_command("start", *words)
 
 
-def ray_head_command(
-    node: Node,
-    folder: str | Path | None = None,  # Ray's folder, see `session_folder`
-) -> list[str]:
-    "Return the command of a cluster's head, which runs until it is terminated"
+def ray_head_command(node: Node, folder: str | Path | None = None) -> list[str]:
+    "Return the command of a cluster's head, which runs until it is terminated; `folder`: Ray's own"
     words = ["--head", "--node-ip-address", node.host, "--port", str(node.port)]
     words += ["--include-dashboard", "false"]
     words += ["--temp-dir", str(folder)] if folder else []
@@ -213,7 +210,6 @@ class Job:
         return json.loads((self.folder / "job.json").read_text(encoding="utf-8"))
 
     def update(self, **fields: Any) -> None:
-        "Change the record"
         file = self.folder / "job.json"
         record = self.record() if file.is_file() else {}
         _replace_file(file, json.dumps(record | fields, indent=1))

@@ -150,10 +150,8 @@ class DeviceSlot:
     extension: int = field(default=0, compare=False)
 
 
-def sort_slots(
-    found: Sequence[tuple[str, str, str]],  # (machine, device, Ray node id) of each bundle
-) -> tuple[DeviceSlot, ...]:
-    "Return the slots sorted by machine, node and device number"
+def sort_slots(found: Sequence[tuple[str, str, str]]) -> tuple[DeviceSlot, ...]:
+    "Return the slots of (machine, device, Ray node id), sorted by machine, node and device number"
     slots = []
     for bundle, (machine, device, node_id) in enumerate(found):
         slots.append(DeviceSlot(machine, int(device), bundle, node_id))

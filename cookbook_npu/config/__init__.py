@@ -150,10 +150,7 @@ class RunConfig(RunSections):
         )
 
 # %% ../../nbs/config/00_config.ipynb #7d02bdc0
-def tenant_config(
-    shared: RunConfig,
-    overrides: Mapping[str, Any],  # dotted key -> value
-) -> RunConfig:
+def tenant_config(shared: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
     "Return the configuration of a tenant; raise `ConfigError` for a key that all tenants share"
     shared = shared.model_copy(update={"tenants": {}})
     config = override(shared, overrides)
@@ -258,8 +255,7 @@ def _drop(tree: dict, path: Sequence[str]) -> None:
 def build_config(
     model: type[ConfigT],
     values: dict,
-    given: Iterable[str]
-    | None = None,  # dotted keys; others that do not exist are left out
+    given: Iterable[str] | None = None,  # others that do not exist are left out
 ) -> ConfigT:
     "Build a section or RunConfig; raises `ConfigError` for the first wrong key"
     asked = [f"{key}." for key in given or ()]
@@ -284,7 +280,6 @@ def build_config(
 
 # %% ../../nbs/config/00_config.ipynb #aa5dce07
 def _set(tree: dict, key: str, value: Any) -> None:
-    "Set the dotted `key` in a nested dict"
     # a tenant's own values have dotted keys: tenants.NAME.optim.learning_rate
     depth = 2 if key.startswith("tenants.") else -1
     *path, last = key.split(".", depth)

@@ -336,12 +336,9 @@ def _check_schedule(c: RunSections) -> None:
 
 # %% ../../nbs/config/05_checks.ipynb #cdaf44f4
 def check_experts(
-    parallel: ParallelConfig,
-    num_experts: int,  # of a layer; 0: a dense model
-    expert_width: int,  # inner width of an expert
-    model: str,  # its name in messages
+    parallel: ParallelConfig, num_experts: int, expert_width: int, model: str
 ) -> None:
-    "Raise `ConfigError` if the layout cannot hold the experts of a model"
+    "Raise `ConfigError` if the layout cannot hold the experts of a layer; 0: a dense model"
     if not num_experts:
         if parallel.expert > 1:
             raise ConfigError(
@@ -396,12 +393,9 @@ def check_context(
 
 # %% ../../nbs/config/05_checks.ipynb #54f01437
 def check_pipeline(
-    parallel: ParallelConfig,
-    layers: int,  # of the model
-    model: str,  # its name in messages
-    least: int = 1,  # layers of a stage
+    parallel: ParallelConfig, layers: int, model: str, least: int = 1
 ) -> None:
-    "Raise `ConfigError` if the pipeline stages cannot hold the layers of a model"
+    "Raise `ConfigError` if the stages cannot hold the layers of a model, each at least so many"
     stages = parallel.pipeline
     if layers % stages:
         raise ConfigError(
@@ -416,11 +410,8 @@ def check_pipeline(
         )
 
 
-def check_expert_adapters(
-    lora: LoraConfig,
-    model: str,  # its name in messages: a mixture of experts
-) -> None:
-    "Raise `ConfigError` if a target of the adapter is a layer of experts"
+def check_expert_adapters(lora: LoraConfig, model: str) -> None:
+    "Raise `ConfigError` with the name of a model if a target of the adapter is a layer of experts"
     for target in lora.targets:
         if target in ("linear_fc1", "linear_fc2"):
             raise ConfigError(

@@ -149,10 +149,8 @@ class OutputConfig(Config):
         return Path(self.root) if self.root else default_runs_folder()
 
 # %% ../../nbs/config/04_sections.ipynb #9306c28c
-def own_part(
-    name: str,  # file.py, file.py:name, or anything else
-) -> tuple[str, str | None]:
-    """Return a user's own part as module or module:name, and the folder of its file
+def own_part(name: str) -> tuple[str, str | None]:
+    """Return a user's file.py or file.py:name as module or module:name, and the folder of the file
 
     Raises `ConfigError` for a file that does not exist or cannot be a module. Other names stay as
     they are, without folder."""

@@ -74,7 +74,6 @@ class Environment(ABC):
 
 # %% ../../nbs/data/12_environments.ipynb #d17af51a
 def _import_environment(name: str) -> type[Environment]:
-    "Import the class at package.module:Class"
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)  # user modules in the working folder
@@ -194,11 +193,9 @@ class ToolEnvironment(Environment):
         GRADER.attach()
 
     def close(self) -> None:
-        "Release the grader"
         GRADER.detach()
 
     def _function(self) -> dict[str, Any]:
-        "The schema of the tool for a chat template"
         properties = {self.argument: dict(self.schema)}
         required = [self.argument]
         parameters = {"type": "object", "properties": properties, "required": required}
@@ -350,7 +347,6 @@ class CallPool:
         self.closed = False
 
     def start(self, work: Callable[[], _T]) -> Future[_T | CallFailure]:
-        "Start a call"
         call = _Call(work)
         with self.lock:
             if self.closed:
@@ -390,7 +386,6 @@ class CallPool:
         threading.Thread(target=target, name="environment", daemon=True).start()
 
     def _work(self) -> None:
-        "Make calls, one after another"
         while True:
             with self.lock:
                 self.work_waits.wait_for(lambda: self.waiting or self.closed)

@@ -243,7 +243,6 @@ class GradingProcess:
         os.close(self._lifeline)
 
     def close(self) -> None:
-        "Kill the process"
         if not self._closed:
             self._closed = True
             self._kill()

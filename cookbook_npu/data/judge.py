@@ -238,7 +238,6 @@ class Judge:
         self._client: httpx.Client
 
     def open(self) -> None:
-        "Open cache and connection"
         if self._store is None:
             settings = client_settings(self.config)
             self._store = JudgeStore(self.folder and self.folder / STORE_FILE)

@@ -199,12 +199,9 @@ class PromptDataset:
 class NoPromptLeft(DataError):
     "Each record of a source is too long, repeated or evaluated"
 
-
-def _none_left(source: str) -> NoPromptLeft:
-    return NoPromptLeft(
-        f"no prompt is left of {source or 'the data'}",
-        "Raise data.max_prompt_tokens or give another file.",
-    )
+    def __init__(self, source: str):
+        remedy = "Raise data.max_prompt_tokens or give another file."
+        super().__init__(f"no prompt is left of {source or 'the data'}", remedy)
 
 
 class EpochOrder:
@@ -218,7 +215,7 @@ class EpochOrder:
         source: str = "",
     ):
         if not prompts:
-            raise _none_left(source)
+            raise NoPromptLeft(source)
         self.prompts = prompts
         self.shuffle = shuffle
         self.seed = seed
@@ -420,7 +417,7 @@ class SourceReader:
         config, most = self.config, self.config.eval_prompts
         if config.eval_data:
             if not self.held_out:
-                raise _none_left(self._evaluation[1])
+                raise NoPromptLeft(self._evaluation[1])
             if self.left_out:
                 print(f"{config.eval_data}: left out {self.left_out}", flush=True)
             if len(self.held_out) > most:
@@ -458,9 +455,9 @@ class PromptReader(SourceReader):
         place: str,
         schema: RecordSchema,
         prompt_id: str,
-        folder: Path = Path(),  # base of relative image paths
+        folder: Path = Path(),
     ) -> Prompt:
-        "The prompt of a record"
+        "The prompt of a record; image paths are relative to `folder`"
         data = self.config
         content, label = read_fields(record, place, schema, data.input_key, data.label_key)
         values = read_images(record, place, data.image_key or schema.images, content)

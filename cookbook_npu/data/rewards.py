@@ -257,7 +257,6 @@ class GradingPool:
             raise
 
     def close(self) -> None:
-        "End the processes"
         _close_all(self.processes)
 
     def __enter__(self) -> Self:
@@ -451,54 +450,48 @@ def grade_of(scores: Mapping[str, tuple[float, Score | None]]) -> Grade:
     return Grade(float(reward), all(verdicts) if verdicts else None, parts)
 
 # %% ../../nbs/data/09_rewards.ipynb #ad6d3848
-# errors of the code, whatever the answer is
-_NO_ANSWER_EXPLAINS = {"NameError", "UnboundLocalError", "ImportError", "TypeError"}
-_NO_ANSWER_EXPLAINS |= {"ModuleNotFoundError", "DataError", "NumericsError"}
+# of the code, whatever the answer is
+_FAULTS = (
+    "(NameError|UnboundLocalError|ImportError|ModuleNotFoundError|TypeError|DataError)"
+)
 
 
-def _fault(process: GradingProcess, job: GradingJob, timeout_s: float) -> tuple[str, str]:
-    "Return the error or limit of a user's scorer on an answer, and what it raised; empty: a score"
+def _fault(process: GradingProcess, job: GradingJob, timeout_s: float) -> str | None:
+    "Return what a user's scorer raises on an answer; empty: a limit was reached; None: a score"
     name = job.scorer.name
     try:
         (result,) = process.grade(name, [job.as_json()], timeout_s)
         job.score(result["score"])
-    except NumericsError as error:
-        return "NumericsError", error.what
     except GradingStopped as stopped:
-        *_, last = stopped.stderr.rpartition('  File "')
-        raised = [line for line in last.splitlines()[1:] if line[:1] not in ("", " ")]
-        if raised:
-            kind, _, why = raised[0].partition(":")
-            file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", "")
-            lines = re.findall(rf'File "{re.escape(file)}", line (\d+)', stopped.stderr)
-            place = f" ({file}, line {lines[-1]})" if lines else ""
-            kind = kind.rpartition(".")[2]
-            return kind, f"{job.name}: scorer {name} raised {kind}:{why}{place}"
-        return stopped.limit, ""
-    return "", ""
+        last = stopped.stderr.rpartition('  File "')[2].splitlines()[1:]
+        raised = next((line for line in last if line and line[0] != " "), "")
+        file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", "")
+        lines = re.findall(rf'File "{re.escape(file)}", line (\d+)', stopped.stderr)
+        place = f" ({file}, line {lines[-1]})" if lines else ""
+        return raised and f"{job.name}: scorer {name} raised {raised}{place}"
+    return None
 
 
 def try_scorers(pool: GradingPool, prompts: Iterable[Prompt]) -> None:
     """Grade two answers to the first prompt of each of the user's scorers
 
-    Raises `ConfigError` for a scorer that fails on both, or with an error of its code."""
-    config, left = pool.config, {name for name in pool.scorers if name not in SCORERS}
+    Raises `ConfigError` for a scorer that fails on both, or with an error of its code, and
+    `NumericsError` for a wrong score."""
+    left = {name for name in pool.scorers if name not in SCORERS}
     for prompt in prompts if left else ():
         metadata = prompt.for_samples() | {"response_tokens": 0, "finish_reason": "stop"}
-        for name in sorted(left & scorer_weights(config, metadata).keys()):
+        for name in sorted(left & scorer_weights(pool.config, metadata).keys()):
             left.remove(name)
-            process, faults = pool.processes[0], []
-            if process.wait_ready()[name] == "async":
-                continue
-            for text in ("", PROBE):
+            process, failed = pool.processes[0], False
+            for text in ("", PROBE) if process.wait_ready()[name] != "async" else ():
                 called = f"{prompt.prompt_id}, answer {text!r}"
                 job = GradingJob(find_scorer(name), text, prompt.label, metadata, called)
-                kind, what = _fault(process, job, config.timeout_s)
-                faults += [what] if what else []
-                if kind and not what:
-                    break
-                if kind in _NO_ANSWER_EXPLAINS or len(faults) == 2:
+                what = _fault(process, job, pool.config.timeout_s)
+                if what and (failed or re.search(rf" raised [\w.]*{_FAULTS}\b", what)):
                     raise ConfigError(what, "A scorer returns a number for every text.")
+                if what == "":
+                    break
+                failed = bool(what)
 
 # %% ../../nbs/data/09_rewards.ipynb #1aa09752
 # Delay before the first retry of a reward server, s; doubles with each retry.

@@ -112,9 +112,8 @@ REFUSED_WRITES = (
 )
 
 
-FULL_DISK = (
-    2**24
-)  # bytes; a write that fails with less is taken for one that found no space
+# bytes; a write that fails with less is taken for one that found no space
+FULL_DISK = 2**24
 
 
 @contextmanager

@@ -43,7 +43,6 @@ class RoutedExpertsRecorder:
         self.found.append(experts_NK)
 
     def clear(self) -> None:
-        "Forget an unfinished pass"
         self.found = []
 
     def take(self, rows: int) -> np.ndarray:  # [rows, tokens, layers, top-k]

@@ -240,9 +240,7 @@ def published_dimensions(name: str) -> Dimensions:
     return dimensions_of(PUBLISHED[name], name)
 
 
-def dimensions_of_folder(
-    folder: str | Path,  # Hugging Face folder, id of a hub, or name of a published model
-) -> Dimensions:
+def dimensions_of_folder(folder: str | Path) -> Dimensions:
     """Return the dimensions of a model folder; a missing folder is recognized by its name
 
     Of a model on a hub, the small files are downloaded."""

@@ -701,7 +701,6 @@ def _gathered(d: Dimensions, config: RunConfig) -> Component:
 
 # %% ../../nbs/plan/01_memory.ipynb #5f3a91c2
 def _size(nbytes: int) -> str:
-    "Format a size"
     return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
 
 
@@ -736,7 +735,6 @@ class HandleNeeds:
 
 # %% ../../nbs/plan/01_memory.ipynb #6b21d0e7
 def _handle_needs(d: Dimensions, config: RunConfig) -> HandleNeeds:
-    "Return the memory of device handles"
     engine, *_ = _engine_without_cache(d, config)
     loading = engine.nbytes + config.placement.bucket_bytes
     return HandleNeeds(sent_bytes(d, config), _gathered(d, config).nbytes, loading)
@@ -756,7 +754,6 @@ def planned_backend(config: RunConfig, capacity: int) -> Transfer:
 
 # %% ../../nbs/plan/01_memory.ipynb #30574f83
 def _sft_phases(d: Dimensions, config: RunConfig) -> list[MemoryPhase]:
-    "Return the phases of supervised fine-tuning"
     held = [*device_overhead(config, role="trainer"), *trainer_state(d, config)]
     cache = allocator_cache(config)
     phases = {"start trainer": held}
@@ -782,7 +779,6 @@ def _computing(d: Dimensions, config: RunConfig) -> dict[str, list[Component]]:
 def _split_phases(
     d: Dimensions, stage: Dimensions, config: RunConfig, capacity: int
 ) -> list[MemoryPhase]:
-    "Return the phases of both sides of a split run"
     trainer = [*device_overhead(config, role="trainer"), *trainer_state(stage, config)]
     engine = device_overhead(config, role="rollout")
     engine += engine_components(d, config, capacity)
@@ -820,7 +816,6 @@ def _colocated_phases(
     capacity: int,
     resident: bool,  # the weights under an adapter stay on the device
 ) -> list[MemoryPhase]:
-    "Return the phases of a trainer and engines that take turns"
     state = trainer_state(stage, config)
     awake = device_overhead(config)
     asleep = device_overhead(config, asleep=True)
@@ -888,7 +883,6 @@ def memory_phases(config: RunConfig, soc: str = "Ascend910B1") -> list[MemoryPha
 def _stage_phases(
     d: Dimensions, stage: Dimensions, config: RunConfig, capacity: int
 ) -> list[MemoryPhase]:
-    "Return the phases of a run on a pipeline stage of the trainer"
     if config.is_sft:
         return _sft_phases(stage, config)
     if config.placement.mode == "split":

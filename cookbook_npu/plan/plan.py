@@ -200,7 +200,6 @@ def batch_arithmetic(config: RunConfig, soc: str = "Ascend910B1") -> list[tuple[
 
 # %% ../../nbs/plan/04_plan.ipynb #da4d13aa
 def _sft_arithmetic(config: RunConfig) -> list[tuple[str, str]]:
-    "Return the rows of supervised fine-tuning"
     limit = config.sequence_limit
     tokens, _ = micro_batch(config)
     share = config.global_batch_size // config.data_parallel
@@ -233,7 +232,6 @@ def _passed_on(config: RunConfig) -> list[tuple[str, str]]:
 
 
 def _tenants(config: RunConfig) -> tuple[str, str]:
-    "Describe the adapters of the tenants"
     d = model_of(config)
     batch = " after sampling for all in one batch" if config.lora.batch_tenants else ""
     return (
@@ -246,7 +244,6 @@ def _tenants(config: RunConfig) -> tuple[str, str]:
 
 
 def _adapter(config: RunConfig, soc: str) -> tuple[str, str]:
-    "Describe what moves and what stays with an adapter"
     d = model_of(config)
     sent = "the adapter" if config.sends_adapter else "all weights, merged,"
     text = f"a weight update sends {sent} to each engine, {_bytes(sent_bytes(d, config))}"
@@ -267,7 +264,6 @@ def _adapter(config: RunConfig, soc: str) -> tuple[str, str]:
 
 
 def _turns(config: RunConfig) -> tuple[str, str]:
-    "Describe the token budget of a multi-turn response"
     r = config.rollout
     response = config.sampling.max_response_tokens
     prompt = config.data.max_prompt_tokens
@@ -297,7 +293,6 @@ def _graphs(config: RunConfig) -> tuple[str, str]:
 
 
 def _ahead(config: RunConfig) -> tuple[str, str]:
-    "Describe depth and staleness of a split run"
     r = config.rollout
     groups = (r.depth + 1) * r.prompts_per_step
     return (
@@ -309,7 +304,6 @@ def _ahead(config: RunConfig) -> tuple[str, str]:
 
 # %% ../../nbs/plan/04_plan.ipynb #0373a8f0
 def _weights(config: RunConfig, soc: str) -> tuple[str, str]:
-    "Describe the transport of weights"
     wanted = config.placement.transfer_backend
     collective = config.target.device.backend
     if wanted == "broadcast":
@@ -336,7 +330,6 @@ def _weights(config: RunConfig, soc: str) -> tuple[str, str]:
 
 # %% ../../nbs/plan/04_plan.ipynb #13b60a90
 def _bytes(n: int) -> str:
-    "Format a size"
     return f"{n / 2**30:.2f} GiB" if n >= 2**30 else f"{n / 2**20:.1f} MiB"
 
 
@@ -352,7 +345,6 @@ def _duration(seconds: float) -> str:
 
 
 def _table(title: str, rows: Mapping[str, Any]) -> list[str]:
-    "Return a title and sorted rows"
     return [title, *(f"  {name:35} {value}" for name, value in sorted(rows.items()))]
 
 # %% ../../nbs/plan/04_plan.ipynb #dce6da2d
@@ -424,7 +416,6 @@ class RunPlan:
         return planned_cache(self.config, self.capacity)
 
     def _cache_lines(self) -> list[str]:
-        "Return the line about the key/value cache"
         if self.cache_bytes is None:
             return []
         tokens = cache_tokens(self.model, self.config, self.capacity)
@@ -434,7 +425,6 @@ class RunPlan:
         ]
 
     def _host_lines(self) -> list[str]:
-        "Return the line about the optimizers on the host"
         nbytes = offloaded_bytes(largest_stage(self.model, self.config), self.config)
         if not nbytes:
             return []
@@ -473,7 +463,6 @@ class RunPlan:
         return f"  {phase:16}{seconds:8.1f} s{column}  {about}"
 
     def _total_lines(self) -> list[str]:
-        "Return the lines about a whole step, an evaluation and the run"
         whole = counted(self.config.num_steps, "step")
         lines = []
         if self.evaluation is not None:
@@ -668,7 +657,6 @@ def _layout(config: RunConfig, d: Dimensions) -> str:
 
 
 def _expert_lines(config: RunConfig, d: Dimensions) -> list[str]:
-    "Return the lines about a mixture of experts"
     if not d.experts:
         return []
     lines = [

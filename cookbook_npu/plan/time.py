@@ -211,9 +211,8 @@ def turn_prefill_seconds(
     return operations / (each * speeds.peak * speeds.utilization)
 
 # %% ../../nbs/plan/02_time.ipynb #c98dec7c
-UPDATE_BYTES = (
-    28  # of one parameter: gradient, weight, two moments read, three of them written
-)
+# of one parameter: gradient, weight, two moments read, three of them written
+UPDATE_BYTES = 28
 
 
 def host_update_seconds(d: Dimensions, config: RunConfig, speeds: Speeds) -> float:
@@ -237,7 +236,6 @@ def _rollout(
     images: float,
     capacity: int,
 ) -> Estimate:
-    "Return the time of sampling and of recomputing earlier turns"
     decode = decode_seconds(d, config, speeds, length)
     bound = "device memory and kernel launches"
     later = later_turns(config)

@@ -397,7 +397,6 @@ class DecodeGate:
             self.running = True
 
     def finish(self) -> None:
-        "End a generation"
         with self.lock:
             self.running = False
             self.lock.notify_all()
@@ -421,7 +420,6 @@ class DecodeGate:
             )
 
     def resume(self) -> None:
-        "Open the gate"
         with self.lock:
             self.mode = None
             self.lock.notify_all()
@@ -591,7 +589,6 @@ class Engine(ABC):
             )
 
     def _use_images(self, config: Any, supported: bool) -> None:
-        "Set up the placeholders of a model with a vision tower"
         self.takes_images = supported
         self.image_token_id = config.image_token_id
         self.merge_size = config.vision_config.spatial_merge_size
@@ -667,7 +664,6 @@ class Engine(ABC):
             self._gate.pause(mode)
 
     def resume(self) -> None:
-        "Continue decoding"
         with self._gate.lock:
             self._require("resume", "paused", "awake")
             self._gate.resume()
@@ -914,7 +910,6 @@ class DecoderPart:
         return mine
 
     def remove(self, states: list[RequestState]) -> None:
-        "Drop unfinished requests"
         waiting = self.shared.ended[self.adapter]
         self.shared.ended[self.adapter] = [s for s in waiting if s not in states]
         self.shared.decoder.remove(states)

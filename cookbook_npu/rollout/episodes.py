@@ -268,7 +268,6 @@ class EpisodeRunner:
     def _first_ids(
         self, prompt: Prompt, environment: Environment, seed: int
     ) -> list[int]:
-        "Reset an environment; return the ids of its first messages"
         messages = environment.reset(prompt, seed)
         if messages is None:
             return prompt.ids

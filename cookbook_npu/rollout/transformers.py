@@ -316,10 +316,8 @@ class ModelRunner:
         )
         return out.logits[:, -1]
 
-    def prefill(
-        self, states: list[RequestState]
-    ) -> tuple[RowBatch, Tensor]:  # their rows; [B, V] logits of the next tokens
-        "Run whole sequences, each different one once"
+    def prefill(self, states: list[RequestState]) -> tuple[RowBatch, Tensor]:
+        "Run each different sequence once; return rows and logits [B, V] of the next tokens"
         contents = [state.content for state in states]
         owners = dict(zip(contents, states, strict=True))
         different = [state.sequence for state in owners.values()]
@@ -539,7 +537,6 @@ class BatchDecoder:
         self.queue.states.extend(sorted(states, key=_length))
 
     def remove(self, states: list[RequestState]) -> None:
-        "Drop aborted requests"
         self.queue.states = deque(s for s in self.queue.states if s.reason is None)
         if not self.running:
             self.clear()
@@ -638,10 +635,8 @@ class ExpertRows:
             part.data = values
 
 
-def expert_rows(
-    net: Any,  # a transformers model
-) -> dict[str, tuple[ExpertRows, list[str]]]:
-    "Return the stacked experts by parameter name, with the names of the folder"
+def expert_rows(net: Any) -> dict[str, tuple[ExpertRows, list[str]]]:
+    "Return the stacked experts of a transformers model by name, with the names of the folder"
     if net.config.model_type not in ("qwen3_moe", "qwen3_5_moe"):
         return {}
     found = {}
@@ -712,7 +707,6 @@ class DeviceWeights:
         return self.acc.memory_allocated(self.device.index or 0) if self.acc else 0
 
     def release(self) -> None:
-        "Drop all references"
         self.shared = []
         self.weights = {}
         self.buffers = {}

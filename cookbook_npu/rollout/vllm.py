@@ -574,7 +574,6 @@ class VllmRequests:
         return ended
 
     def remove(self, states: Collection[RequestState]) -> None:
-        "Abort requests in vLLM"
         wanted = set(states)
         keys = [key for key, state in self.states.items() if state in wanted]
         self.llm_engine.abort_request(keys)
@@ -711,9 +710,8 @@ class VllmEngine(Engine):
         load_weights: bool = True,  # False: random until the first weight update
         routing_replay: bool = False,  # record the experts of each token
         lora: LoraConfig | None = None,  # weight updates bring an adapter, not the weights
-        capture_sizes: Sequence[
-            int
-        ] = (),  # batches of captured graphs; default: vLLM's own
+        # batches of captured graphs; default: vLLM's own
+        capture_sizes: Sequence[int] = (),
     ):
         build = prepare_process(Path(hf_path))
         config, tokenizer = read_folder(Path(hf_path))

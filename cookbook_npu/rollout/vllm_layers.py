@@ -557,7 +557,6 @@ class VllmAdapter:
     def load(
         self, version: int, tensors: Mapping[str, Tensor], handles: Mapping[str, tuple]
     ) -> None:
-        "Replace the adapter"
         self.sent = {name: tensors[name].to("cpu", copy=True) for name in self.shapes}
         options = {
             "r": self.lora.rank,

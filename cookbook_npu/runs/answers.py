@@ -108,7 +108,6 @@ def _facts(record: Mapping[str, Any], group_mean: float) -> list[tuple[str, str]
 def _gallery_sample(
     kind: str, step: int, record: Mapping[str, Any], group_mean: float
 ) -> GallerySample:
-    "Return a response for display"
     metadata = record.get("metadata", {})
     response = record["text"]
     if metadata.get("turn_texts"):

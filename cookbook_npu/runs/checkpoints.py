@@ -92,11 +92,8 @@ def step_folder(step: int) -> str:
     return f"step_{step:06d}"
 
 
-def read_checkpoint(
-    folder: Path,
-    run: RunIdentity | None = None,  # the run it must belong to; None: any
-) -> Checkpoint:
-    "Read the manifest, not the files; raises `MissingError` or `DataError`"
+def read_checkpoint(folder: Path, run: RunIdentity | None = None) -> Checkpoint:
+    "Read the manifest of a checkpoint, of `run` or any; raises `MissingError` or `DataError`"
     refuse_link(folder)
     try:
         manifest = read_checked_json(folder / MANIFEST_NAME)

@@ -570,9 +570,8 @@ class RunLine:
     num_steps: int = 0  # of the whole run
     rewards: Sequence[float] = ()  # raw_reward of each step
     accuracies: Sequence[float] = ()  # eval_accuracy of each evaluation
-    losses: Sequence[
-        float
-    ] = ()  # SFT: eval_loss of each evaluation, or sft_loss of each step
+    # SFT: eval_loss of each evaluation, or sft_loss of each step
+    losses: Sequence[float] = ()
     started: float = 0.0  # s since 1970
     seconds: float | None = None  # that it took until now, pauses before a resume aside
     changes: Mapping[str, Any] = field(default_factory=dict)  # from the recipe's values

@@ -248,11 +248,8 @@ def whole_lines(data: bytes, end: bytes = b"") -> list[bytes]:
     return [line + end for line in lines]
 
 
-def read_lines(
-    path: Path | str,
-    atomic: bool = False,  # written atomically: a truncated last line is an error
-) -> list[dict[str, Any]]:
-    "Return the records of a .jsonl file; empty if it does not exist"
+def read_lines(path: Path | str, atomic: bool = False) -> list[dict[str, Any]]:
+    "Return the records of a .jsonl file, [] without it; `atomic`: a truncated line is an error"
     try:
         data = read_regular(path)
     except MissingError:
@@ -532,7 +529,6 @@ class RunFolder:
         return self._with_code(stored_config(values))
 
     def close(self) -> None:
-        "Release the lock"
         if self.lock_fd is not None:
             os.close(self.lock_fd)
         self.lock_fd = None
@@ -558,9 +554,7 @@ class RunFolder:
             data = file.read_bytes() if file.is_file() and not is_locked(self.path) else b""
             lines = whole_lines(data, b"\n")
             if sum(map(len, lines)) < len(data):
-                notes.append(
-                    f"{file} line {len(lines) + 1} is truncated and left out: the run ended while writing it"
-                )
+                notes.append(f"{file} line {len(lines) + 1} is truncated and left out")
         return notes
 
     def check_writable(self) -> None:
@@ -575,7 +569,6 @@ class RunFolder:
         return RunIdentity(content["run"], content["config"])
 
     def _identity_record(self) -> dict[str, Any]:
-        "Return the checked content of run.json"
         content = read_checked_json(self.identity_file)
         if content.keys() - {"resumed"} != {"run", "config"}:
             raise DataError(
@@ -642,7 +635,6 @@ class RunFolder:
         shims: Iterable[Mapping[str, Any]] = (),
         data: Mapping[str, str] | None = None,  # of `input_checksums`
     ) -> None:
-        "Write stack.json"
         self.check_writable()
         write_json(self.stack_file, stack_record(device, shims, data))
 
@@ -697,8 +689,6 @@ class RunFolder:
         return config.model_copy(update={"code_folder": str(copies)})
 
     def _copy_code(self, config: RunConfig) -> None:
-        "Copy the user's own modules into the folder"
-
         def not_python(folder: str, names: list[str]) -> list[str]:
             return [n for n in names if not (n.endswith(".py") or Path(folder, n).is_dir())]
 
@@ -784,7 +774,6 @@ class RunFolder:
             raise
 
     def _fill(self, config: RunConfig) -> None:
-        "Make the folder, lock it, and write the files that every run has"
         root_fd = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             # a shared lock: no process removes the new folder before it is locked

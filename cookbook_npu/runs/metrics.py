@@ -160,7 +160,6 @@ class TensorBoardSink(Sink):
         self._writer.flush()
 
     def close(self, failed: bool = False) -> None:
-        "Flush and close the file"
         self._writer.close()
 
 # %% ../../nbs/runs/01_metrics.ipynb #8eb65817
@@ -231,7 +230,6 @@ class ConsoleSink(Sink):
         self.steps = steps  # of the run
 
     def write(self, record: Mapping[str, Any]) -> None:
-        "Print a line"
         print(step_line(record, self.steps, terminal_columns()), flush=True)
 
 # %% ../../nbs/runs/01_metrics.ipynb #5pan0002

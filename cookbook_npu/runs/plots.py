@@ -114,7 +114,6 @@ def _draw_axes_legend(axes: Any) -> int:
 
 
 def _style_axes(axes: Any, title: str, log: bool = False, legend: bool = False) -> None:
-    "Set title, colours and grid of a panel"
     from matplotlib.ticker import MaxNLocator
 
     rows = _draw_axes_legend(axes) if legend else 0
@@ -200,7 +199,6 @@ _LABELS = {"engine_weights": "engine weights", "kv_cache": "KV cache"}
 
 
 def _draw_legend(figure: Any, colours: Mapping[str, str], drawn: set[str]) -> None:
-    "Draw the names and colours above the figure"
     from matplotlib.patches import Patch
 
     handles = [
@@ -678,7 +676,6 @@ class NotebookView(Sink):
         self.bar.update(self.progress(notes=notes))
 
     def close(self, failed: bool = False) -> None:
-        "Draw the last state"
         self.bar.update(self.progress(ended=True))
         if self.records:
             # two across: three are unreadable in a narrow window

@@ -315,7 +315,6 @@ _AGE_PANEL = Panel(
 
 
 def _curves(metrics: MetricColumns, panels: Sequence[Panel]) -> list[str]:
-    "Return one figure per panel, as SVG"
     return [
         to_svg(plot_curves(metrics, [panel]), panel.title)
         for panel in panels
@@ -329,7 +328,6 @@ def _figures(
     panels: Sequence[Panel],
     spans: Sequence[RoleSpan],
 ) -> dict[str, Any]:
-    "Return all figures of the page"
     timed = {"this run": phase_means(metrics)}
     timed |= {reference.label: reference.phases for reference in references}
     timed = {label: phases for label, phases in timed.items() if phase_shares(phases)}

@@ -124,7 +124,6 @@ class TrackerSink(Sink):
         self._try(f"the answers of step {step}", self.connection.show, step, answers)
 
     def close(self, failed: bool = False) -> None:
-        "End the tracker run"
         with keep_handlers():
             self._try("the end of the run", self.connection.end, failed)
 

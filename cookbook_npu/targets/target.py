@@ -50,9 +50,8 @@ class Target:
     # all engines start and sleep before the trainer starts
     engines_start_first: ClassVar[bool] = False
     vllm_on_cpu: ClassVar[bool] = False  # vLLM takes no memory of the device
-    request_seeds: ClassVar[bool] = (
-        True  # vLLM: a seed for each response, not for each batch
-    )
+    # vLLM: a seed for each response, not for each batch
+    request_seeds: ClassVar[bool] = True
     call_timeout_s: ClassVar[float] = 7200.0  # time limit of one worker-group call, s
     decode_steps: ClassVar[int] = 16  # split: tokens between pause checks
     # required module -> its part of the software stack, as in `cookbook-npu doctor`

@@ -164,7 +164,6 @@ class Tasks:
         self._ended = asyncio.Event()
 
     def start(self, work: Coroutine[Any, Any, None], drained: bool = True) -> asyncio.Task:
-        "Start a task"
         task = asyncio.get_running_loop().create_task(work)
         self.running[task] = drained
         task.add_done_callback(self._end)
@@ -260,7 +259,6 @@ class EngineTask:
         self.status = status
 
     def abandon(self, group: RunningGroup) -> None:
-        "Stop sampling a group"
         if group in self.groups:
             self.groups.remove(group)
         if group.submitted:
@@ -292,7 +290,6 @@ class EngineTask:
             self.pool.on_samples([s for s in samples if s.finish_reason != "abort"])
 
     def _take_submissions(self) -> list[Submission]:
-        "Return the requests that are ready"
         ready = [group for group in self.groups if group.ready]
         submissions: list[Submission] = []
         for sampling, groups in groupby(ready, key=lambda group: group.sampling):
@@ -390,14 +387,12 @@ class EnginePool:
             loads[chosen] += len(group.missing)
 
     def abandon(self, group: RunningGroup) -> None:
-        "Stop sampling a group"
         if group in self.unassigned:
             self.unassigned.remove(group)
         if group.engine is not None:
             self.members[group.engine].abandon(group)
 
     def start(self) -> None:
-        "Start calls after a halt"
         self.status = PoolStatus.SAMPLING
         for member in self.members:
             member.work()
@@ -623,7 +618,6 @@ class AsyncSampler:
         self.state.folder.event("set_num_engines", engines=num_engines, before=len(before))
 
     def _admit(self) -> None:
-        "Start new groups"
         gate = self.gate
         config = self.state.config
         active = gate.taken + len(gate.finished) + len(gate.running)
@@ -640,7 +634,6 @@ class AsyncSampler:
         self._start(groups)
 
     def _start(self, groups: Sequence[RunningGroup]) -> None:
-        "Sample groups, and start their environments"
         for group in groups:
             self.groups[group.group_id] = group
             if self.stream is not None:
@@ -650,7 +643,6 @@ class AsyncSampler:
         self.engines.assign(groups)
 
     def _take_samples(self, samples: list[Sample]) -> None:
-        "Take responses, or turns of them, that an engine has finished"
         for sample in samples:
             group = self.groups.get(sample.group_id)
             if group is not None:
@@ -670,7 +662,6 @@ class AsyncSampler:
             self.tasks.start(self._grade(group))
 
     def _take_answer(self, episode: Episode) -> None:
-        "Take the answer of an environment"
         assert self.stream is not None
         group = self.groups[episode.request.group_id]
         if episode.failure is not None:
@@ -700,7 +691,6 @@ class AsyncSampler:
         self._admit()
 
     def _drop(self, group: RunningGroup) -> None:
-        "Drop a group, and finish its draw"
         self.groups.pop(group.group_id, None)
         self._drop_episodes(group)
         if group.draw is not None:

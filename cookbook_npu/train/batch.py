@@ -114,10 +114,8 @@ class Batch:
         return [len(t.response_ids) for t in self.tokens]
 
 # %% ../../nbs/train/00_batch.ipynb #21300a30
-def loss_masks(
-    samples: Sequence[Sample], algorithm: AlgorithmConfig
-) -> list[Tensor]:  # 1.0 for each response token with a loss
-    "Return the loss masks; with `mask_truncated` those of truncated responses are 0"
+def loss_masks(samples: Sequence[Sample], algorithm: AlgorithmConfig) -> list[Tensor]:
+    "Return 1.0 for each response token with a loss; with `mask_truncated` truncated ones have none"
     flat: list[int] = []  # one tensor of all: hundreds of small ones take milliseconds
     for sample in samples:
         truncated = algorithm.mask_truncated and sample.finish_reason == "length"

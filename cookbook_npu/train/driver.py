@@ -182,7 +182,6 @@ class SplitPlacement(Placement):
         self.evaluated: dict[str, float] = {}  # metrics of the last evaluation
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        "Wait for a coroutine in the event loop of the engines"
         return self.loop.run(work, self.state.workers.cluster.on_wait)
 
     def send_first_weights(self) -> None:
@@ -410,7 +409,6 @@ class Driver:
                 return
 
     def _logged_step(self, step: int) -> dict[str, Any]:
-        "Take a step, evaluate if due, and log its row"
         config = self.state.config
         tracker = self.state.tracker
         with tracker.span("step"):

@@ -280,11 +280,10 @@ class HostOffloader:
         return nbytes
 
 # %% ../../nbs/train/01_offload.ipynb #028026d3
-def engine_needs(
-    config: RunConfig,
-    capacity: int,  # device memory from which the engine's part is planned, bytes
-) -> tuple[int, int]:
-    "Return the planned bytes that an engine takes to load weights, and to sample; 0 for unknown models"
+def engine_needs(config: RunConfig, capacity: int) -> tuple[int, int]:
+    """Return the planned bytes that an engine takes to load weights, and to sample; 0 for unknown models
+
+    `capacity` is the device memory, bytes."""
     if config.target.vllm_on_cpu and config.rollout.engine == "vllm":
         # it runs on the CPU there
         return 0, 0

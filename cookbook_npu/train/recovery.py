@@ -493,7 +493,6 @@ class Recovery:
         raise error
 
     def _restart(self) -> None:
-        "Restart the lost workers and resume from the newest checkpoint"
         state = self.state
         state.workers.end_trainer()  # an engine may need its device memory to fall asleep
         self.checkpoints.discard()

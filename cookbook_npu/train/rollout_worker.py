@@ -140,7 +140,6 @@ class RolloutWorker:
         return {"rank": self.rank, **self.engine.health()}
 
     def close(self) -> None:
-        "Free all memory"
         self.broadcasts.close()
         self.received.release()
         self.engine.close()
@@ -169,7 +168,6 @@ class RolloutWorker:
         return receive_buckets(member, manifest, self.received)
 
     def release_received(self) -> None:
-        "Free a received broadcast"
         self.received.release()
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #e48e7fa3

@@ -241,9 +241,8 @@ def verdict_note(samples: Sequence[Sample], config: RewardConfig) -> str:
 # %% ../../nbs/train/10_sampling.ipynb #095e7ec2
 
 
-FAILURE_ALARM = (
-    0.05  # share of a step's graded responses that time out, crash or run out of memory
-)
+# share of a step's graded responses that time out, crash or run out of memory
+FAILURE_ALARM = 0.05
 
 
 # %% ../../nbs/train/10_sampling.ipynb #293b78cf

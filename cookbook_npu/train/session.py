@@ -387,7 +387,6 @@ def _start(
     stop: StopRequest,
     stack: ExitStack,
 ) -> Run:
-    "Start everything a run needs"
     config = inputs.config
     last = checkpoint.step if checkpoint else -1
     answers = None if config.is_sft else partial(answer_table, folder)

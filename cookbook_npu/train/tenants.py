@@ -266,7 +266,6 @@ class TenantEngine:
         )
 
     def _adapter_engine(self, slot: int) -> Engine:
-        "Return the engine of one adapter on the model"
         if self.config.rollout.engine == "vllm":
             from ..rollout.vllm import VllmAdapterEngine
 
@@ -304,7 +303,6 @@ class TenantEngine:
         return {"rank": self.rank, **self.engine.health(), "slots": sorted(self.slots)}
 
     def close(self) -> None:
-        "Free all memory"
         for slot in list(self.slots):
             self.release(slot)
         self.engine.close()
@@ -387,11 +385,8 @@ class Tenant:
             self.engines.call(RolloutWorker.update_weights, manifest)
         self.version = manifest.version
 
-    def forward_backward(
-        self,
-        samples: Sequence[Sample],  # graded, whole groups
-    ) -> dict[str, float]:
-        """Add the gradient of the loss on some samples; return pg_loss and other means over them
+    def forward_backward(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Add the gradient of the loss on graded samples in whole groups; return pg_loss and other means
 
         With samples of earlier weights the engine's log-probs are the old ones, of the ratio and of a KL
         in the reward. Raises
@@ -472,7 +467,6 @@ class Tenants:
         return self
 
     def close(self) -> None:
-        "End the processes"
         self.stack.close()
 
     def __exit__(self, *error: object) -> None:

@@ -278,7 +278,6 @@ class TrainStep:
         return {prompt.prompt_id: prompt for prompt in self.state.prompts.prompts}
 
     def _images(self, samples: list[Sample]) -> dict[str, ImageInput]:
-        "Decode each image of some samples once"
         seeing = {s.metadata["prompt_id"] for s in samples if s.images}
         found = {
             image.reference: _decoded(image)
@@ -376,7 +375,6 @@ class TrainStep:
         return {} if batch is None else self._mismatch(batch)
 
     def _mismatch(self, batch: Batch) -> dict[str, float]:
-        "Compare the log-probs of engine and trainer"
         return rollout_mismatch(batch, self.state.config.algorithm)
 
     def _speed(self, batch: Batch) -> dict[str, float]:
@@ -499,7 +497,6 @@ class SftStep(TrainStep):
         return make_sft_batch(samples, self._images(samples))
 
     def run(self, step: int, batch: Batch, samples: list[Sample]) -> dict[str, float]:
-        "Train; return the metrics"
         with self.state.tracker.span("actor_train"):
             metrics = sum_over_ranks(self.state.trainer.call(Trainer.train, batch))
         if metrics.get("skipped_steps"):

@@ -452,10 +452,8 @@ class ModelTrainer(ModelPasses):
         batch: Batch,
         rows: Sequence[int],  # of one optimizer step
         accumulate: bool = False,  # add to the gradient that is there
-    ) -> dict[
-        str, float
-    ]:  # weighted metric sums of this rank's rows; {} unless this rank reports
-        """Compute the gradient of one optimizer step.
+    ) -> dict[str, float]:
+        """Compute the gradient of one optimizer step; return weighted metric sums, {} unless this rank reports
 
         Without old log-probs, `trained` has those of these passes afterwards."""
         if not batch.old_logprobs and len(batch.optimizer_steps) > 1:
@@ -634,10 +632,8 @@ class WeightWriter:
         assert isinstance(self.transport, SharedMemory), "only rank 0 sends"
         send_buckets(self.broadcasts.join(group, 0), manifest, self.transport.blocks)
 
-    def write(
-        self, version: int
-    ) -> Manifest | None:  # None: this rank only joins the gathers
-        """Write all weights, under their Hugging Face names, for the engines to read.
+    def write(self, version: int) -> Manifest | None:
+        """Write all weights, under their Hugging Face names; None: this rank only joins the gathers.
 
         Raises `WeightUpdateError` on every rank if one fails."""
         wanted = self.config.placement.transfer_backend
@@ -657,7 +653,6 @@ class WeightWriter:
         return manifest if self.transport else None
 
     def _write(self, version: int) -> Manifest:
-        "Write through the present backend"
         device = self.model.layout.device
         placement = self.config.placement
         if self.backend == "ipc" and placement.transfer_backend == "auto":
@@ -906,10 +901,8 @@ class Trainer(ModelTrainer):
             restored.append(load_checkpoint(optimizer, str(own)))
         return all(restored)
 
-    def write_weights(
-        self, version: int
-    ) -> Manifest | None:  # None: this rank only joins the gathers
-        "Write all weights, for the engines to read"
+    def write_weights(self, version: int) -> Manifest | None:
+        "Write all weights, for the engines to read; None: this rank only joins the gathers"
         return self.weights.write(version)
 
     def release_weights(self) -> None:

@@ -191,7 +191,6 @@ class DeviceHandles:
         return {self.key: bytes(ForkingPickler.dumps(reduce_tensor(self.blocks[index])))}
 
     def release(self) -> None:
-        "Free the device memory"
         self.blocks.clear()
         device_module = getattr(torch, self.device.type)
         for name in ("ipc_collect", "empty_cache"):
@@ -611,7 +610,6 @@ class BroadcastEnd:
         return self.member
 
     def close(self) -> None:
-        "Leave the current group"
         member, self.member = self.member, None
         if member is not None:
             member.close()

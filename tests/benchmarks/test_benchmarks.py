@@ -15,15 +15,9 @@ SMALL = {  # arguments, and where the measured number stands
         "--response 2 --prompts 2 --samples 2 --rounds 1",
         f"processor time: engine {NUMBER} tokens/s",
     ),
-    "grpo_step": (
-        "--repeats 1 --steps 1 --warm 1",
-        f"processor time TRL / ours {NUMBER}",
-    ),
+    "grpo_step": ("--repeats 1 --steps 1 --warm 1", f"processor time TRL / ours {NUMBER}"),
     "start_up": ("--steps 1 --no-warm-up", f"trainer_cpu_s +{NUMBER}"),
-    "weight_update_speed": (
-        "--layers 1 --every 1 --rounds 1",
-        f"memcpy / .* = {NUMBER}",
-    ),
+    "weight_update_speed": ("--layers 1 --every 1 --rounds 1", f"memcpy / .* = {NUMBER}"),
 }
 
 

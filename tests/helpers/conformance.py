@@ -21,11 +21,7 @@ import torch
 from model_values import response_logp
 from torch import Tensor
 
-from cookbook_npu.data.images import (
-    ImageProcessor,
-    ImageSource,
-    image_source,
-)
+from cookbook_npu.data.images import ImageProcessor, ImageSource, image_source
 from cookbook_npu.data.sample import ImageInput, Sample
 from cookbook_npu.data.tokenizer import find_tokenizer, unsampled_token_ids
 from cookbook_npu.errors import CookbookError, EngineError, WeightUpdateError

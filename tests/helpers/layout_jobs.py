@@ -8,11 +8,7 @@ import torch
 
 from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig
 from cookbook_npu.errors import ConfigError, CookbookError
-from cookbook_npu.model.checkpoint import (
-    BackgroundSaver,
-    load_policy_weights,
-    load_state,
-)
+from cookbook_npu.model.checkpoint import BackgroundSaver, load_policy_weights, load_state
 from cookbook_npu.model.megatron import (
     build_optimizer,
     destroy_parallel,

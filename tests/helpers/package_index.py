@@ -84,10 +84,7 @@ def release_files(name: str) -> dict[str, str]:
 
 
 def wheels(
-    name: str,
-    version: str,
-    arch: str = "aarch64",
-    python: str = "cp311",
+    name: str, version: str, arch: str = "aarch64", python: str = "cp311"
 ) -> list[str]:
     "Wheels of a release for an architecture and a Python"
     fitting = []
@@ -196,10 +193,7 @@ def sources(name: str, version: str, suffix: str = "", sha256: str = "") -> Path
 
 
 def requirements(
-    name: str,
-    file: str,
-    arch: str = "aarch64",
-    python: str = "3.11",
+    name: str, file: str, arch: str = "aarch64", python: str = "3.11"
 ) -> list[Requirement]:
     "What a wheel asks for on a machine, extras left out"
     here = {"platform_machine": arch, "python_version": python, "extra": ""}

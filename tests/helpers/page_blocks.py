@@ -68,7 +68,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "lora": {
         "cookbook-npu run qwen3_4b_multi_lora_grpo": "recipes/test_tenant_run.py::"
-        "test_a_tenant_that_fails_is_closed_and_named",
+        "test_a_tenant_that_fails_is_closed_and_named"
     },
     "migrate": {
         "cookbook-npu run qwen3_4b_colocate -p num_steps 10": WHOLE_RUN,
@@ -76,7 +76,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "own_data": {
         "cookbook-npu run qwen3_4b_colocate -p model Qwen": "takes minutes with a real model; "
-        "own_model.md has the same line, which is typed",
+        "own_model.md has the same line, which is typed"
     },
     "own_loss": {"import torch\n\nfrom": CELLS},
     "own_reward": {"import re": CELLS},
@@ -89,7 +89,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "own_pictures": {
         "cookbook-npu run": "recipes/test_recipe.py::"
-        "test_the_recipe_with_pictures_looks_at_them",
+        "test_the_recipe_with_pictures_looks_at_them"
     },
     "resume": {"from contextlib": LAB, "for row in": LAB, "opened.close": LAB},
     "schedule": {
@@ -108,12 +108,8 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "cookbook-npu eval": "recipes/test_trained_policy.py::"
         "test_the_runs_own_evaluations_come_out_again",
     },
-    "qwen3_4b_multi_lora_grpo": {
-        "overrides = {": "is a value of `overrides`",
-    },
-    "qwen3_4b_sft": {
-        "cookbook-npu run": RESUMES,
-    },
+    "qwen3_4b_multi_lora_grpo": {"overrides = {": "is a value of `overrides`"},
+    "qwen3_4b_sft": {"cookbook-npu run": RESUMES},
     "smoke": {"cookbook-npu run smoke -p scale 910b": NPU},
     "first_hour_910b": {
         "npu-smi": NPU,

@@ -236,10 +236,7 @@ def verbs(folder: str, out: str, rank: int, world_size: int) -> dict:
     "Two tenants save their adapters; the whole model is trained with the same verbs"
     config = shared_config(1, **{"lora.dropout": 0.0})
     found = {}
-    for name, each in (
-        ("adapters", config),
-        ("whole", override(config, {"lora.rank": 0})),
-    ):
+    for name, each in (("adapters", config), ("whole", override(config, {"lora.rank": 0}))):
         given = {"config": each, "hf_path": folder}
         trainer = LocalWorkerGroup.create("trainer", TenantTrainer, kwargs=given)
         engine = LocalWorkerGroup.create("rollout0", TenantEngine, kwargs=given)

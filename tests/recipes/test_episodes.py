@@ -5,15 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from whole_runs import (
-    events,
-    learned,
-    more_vllm,
-    parameters,
-    rows,
-    run,
-    samples,
-)
+from whole_runs import events, learned, more_vllm, parameters, rows, run, samples
 
 from cookbook_npu.config import save_config
 from cookbook_npu.recipes import RECIPES, qwen3_4b_colocate
@@ -62,11 +54,7 @@ def test_without_staleness_streamed_episodes_are_those_of_turns_taken_together(
     assert found[0] == found[1]
 
 
-PICTURES = {
-    "rollout.environment": "geo3k",
-    "rollout.eval_every": 0,
-    "train.save_every": 0,
-}
+PICTURES = {"rollout.environment": "geo3k", "rollout.eval_every": 0, "train.save_every": 0}
 
 
 def picture_run(root: Path, recipe: str, **more) -> list[dict]:

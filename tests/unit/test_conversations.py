@@ -28,13 +28,7 @@ TOOLS = [
     {"role": "tool", "content": "42"},
     CHAT[2],
 ]
-TEMPLATES = (
-    "qwen3",
-    "qwen3_instruct_2507",
-    "qwen3_vl",
-    "qwen3_5_think",
-    "qwen3_5_nothink",
-)
+TEMPLATES = ("qwen3", "qwen3_instruct_2507", "qwen3_vl", "qwen3_5_think", "qwen3_5_nothink")
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

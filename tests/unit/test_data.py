@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 from cookbook_npu.config import DataConfig
 from cookbook_npu.data.final_answer import evaluate_expression, numbers_in
 from cookbook_npu.data.prompts import PromptReader
-from cookbook_npu.data.tasks import (
-    GENERATORS,
-    LEVELS,
-    ArithmeticTask,
-    PuzzleTask,
-)
+from cookbook_npu.data.tasks import GENERATORS, LEVELS, ArithmeticTask, PuzzleTask
 from cookbook_npu.data.tokenizer import build_tokenizer
 
 

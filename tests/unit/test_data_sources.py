@@ -25,8 +25,7 @@ def test_datasets_takes_the_arguments_we_pass():
 WORDS = st.text("ab é\n/'{", min_size=1, max_size=5).map(lambda text: f"a{text}b")
 # one key each: a table gives the keys of all objects one order, and cannot hold an empty one
 ARGUMENTS = st.one_of(
-    st.fixed_dictionaries({"x": st.integers(0, 9)}),
-    st.fixed_dictionaries({"city": WORDS}),
+    st.fixed_dictionaries({"x": st.integers(0, 9)}), st.fixed_dictionaries({"city": WORDS})
 )
 NUMBERS = st.sampled_from([0.1, 2.35, 1e-07])
 LABELS = {"whole": st.integers(0, 99), "texts": WORDS, "numbers": NUMBERS}
@@ -102,9 +101,7 @@ def test_the_same_samples_from_every_kind_of_file(tmp_path_factory, labels, data
     found = []
     for source in sources:
         config = DataConfig(
-            prompt_data=source,
-            apply_chat_template=True,
-            max_prompt_tokens=10_000,
+            prompt_data=source, apply_chat_template=True, max_prompt_tokens=10_000
         )
         read = PromptReader(config, tokenizer).read(source).prompts
         form = ConversationFormat(tokenizer)

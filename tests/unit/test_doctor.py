@@ -15,12 +15,7 @@ from cookbook_npu.cli import machine_need
 from cookbook_npu.npu.stack import checks
 from cookbook_npu.npu.stack.checks import diagnose
 from cookbook_npu.npu.stack.doctor import examine
-from cookbook_npu.npu.stack.stacks import (
-    KNOWN_STACKS,
-    RECOMMENDED_STACK,
-    Package,
-    fix_for,
-)
+from cookbook_npu.npu.stack.stacks import KNOWN_STACKS, RECOMMENDED_STACK, Package, fix_for
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,7 @@ from cookbook_npu.runs.plots import PANELS
 
 pytestmark = pytest.mark.lane("docs")
 
-WRITERS = [
-    *("train", "rl", "rollout"),
-    "data/rewards.py",
-    "runs/metrics.py",
-]
+WRITERS = [*("train", "rl", "rollout"), "data/rewards.py", "runs/metrics.py"]
 # prefixes of names; what starts with another one is no metric
 METRIC = re.compile(
     r"(?:async|critic|dynamic|env|memory|perf|reward|staleness|time|eval_accuracy)/[\w{}]+"

@@ -5,11 +5,7 @@ balance.
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cookbook_npu.model.packing import (
-    micro_batch_tokens,
-    plan_micro_batches,
-    sequence_cost,
-)
+from cookbook_npu.model.packing import micro_batch_tokens, plan_micro_batches, sequence_cost
 
 lengths_st = st.lists(st.integers(1, 60), max_size=40)
 

@@ -239,11 +239,7 @@ def test_memory_of_one_rank_within_a_tenth(tmp_path):
     [
         {"parallel.tensor": 2},
         {"parallel.tensor": 1, "model.recompute": "full"},
-        {
-            "parallel.tensor": 1,
-            "parallel.pipeline": 2,
-            "train.micro_batch_tokens": 1024,
-        },
+        {"parallel.tensor": 1, "parallel.pipeline": 2, "train.micro_batch_tokens": 1024},
     ],
 )
 def test_memory_of_two_ranks_within_a_tenth(overrides, tmp_path):

@@ -166,10 +166,7 @@ def gradients(model, loss):
 def test_one_step_of_ppo_equals_a_flat_page():
     "Losses and gradients of policy and critic, away from the weights that sampled"
     a = AlgorithmConfig(
-        **ALGORITHMS["ppo"].overrides,
-        gae_lambda=0.9,
-        kl_in_reward=0.05,
-        entropy_coef=0.01,
+        **ALGORITHMS["ppo"].overrides, gae_lambda=0.9, kl_in_reward=0.05, entropy_coef=0.01
     )
     samples = graded()
     model = TinyActorCritic()

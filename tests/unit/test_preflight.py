@@ -96,10 +96,7 @@ def test_910b_without_an_npu(tmp_path):
     config = qwen3_4b_colocate(
         "910b", model=str(folder), prompt_data="arithmetic", overrides=plain
     )
-    with (
-        pytest.raises(ConfigError, match="torch_npu is not installed"),
-        session(config),
-    ):
+    with pytest.raises(ConfigError, match="torch_npu is not installed"), session(config):
         pass
 
 

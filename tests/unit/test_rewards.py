@@ -24,14 +24,7 @@ from cookbook_npu.data.final_answer import (
     numbers_in,
     plain_answer,
 )
-from cookbook_npu.data.graders import (
-    dapo,
-    exact,
-    f1,
-    format_think,
-    gpqa,
-    repetition,
-)
+from cookbook_npu.data.graders import dapo, exact, f1, format_think, gpqa, repetition
 from cookbook_npu.data.rewards import Counts, RewardPool
 from cookbook_npu.errors import DataError
 

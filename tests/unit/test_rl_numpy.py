@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cookbook_npu.errors import ConfigError, NumericsError
-from cookbook_npu.rl.advantages import (
-    discounted_returns,
-    gae,
-    rloo,
-    token_rewards,
-    whiten,
-)
+from cookbook_npu.rl.advantages import discounted_returns, gae, rloo, token_rewards, whiten
 from cookbook_npu.rl.filters import DynamicSampling
 from cookbook_npu.rl.losses import (
     cispo_loss,

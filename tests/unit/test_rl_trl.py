@@ -163,11 +163,7 @@ CASES = {
         dict(loss_agg_mode="seq-mean-token-mean", kl_loss_type="k3"),
         dict(beta=BETA),
     ),
-    "grpo with unbiased KL": (
-        "grpo",
-        dict(kl_loss_type="k3_unbiased"),
-        dict(beta=BETA),
-    ),
+    "grpo with unbiased KL": ("grpo", dict(kl_loss_type="k3_unbiased"), dict(beta=BETA)),
     "dr_grpo": (
         "dr_grpo",
         dict(normalize_std=False, loss_agg_mode="seq-mean-token-sum-norm"),
@@ -196,11 +192,7 @@ CASES = {
         dict(low=0.1, high=0.15),
     ),
     "sapo": ("sapo", dict(loss="sapo"), {}),
-    "sapo with KL": (
-        "sapo",
-        dict(loss="sapo", kl_loss_type="k3"),
-        dict(beta=BETA),
-    ),
+    "sapo with KL": ("sapo", dict(loss="sapo", kl_loss_type="k3"), dict(beta=BETA)),
     "dual clip": (
         "dapo",
         dict(clip_ratio_c=1.3, loss_agg_mode="token-mean"),

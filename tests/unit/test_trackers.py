@@ -110,11 +110,7 @@ def mlflow_points(folder, run_id) -> Points:
     }
 
 
-READERS = {
-    "wandb": wandb_points,
-    "swanlab": swanlab_points,
-    "mlflow": mlflow_points,
-}
+READERS = {"wandb": wandb_points, "swanlab": swanlab_points, "mlflow": mlflow_points}
 
 
 def test_every_tracker_is_read_back():

@@ -88,10 +88,8 @@ def _why_not_load(worker: Any) -> str:
     return ""
 
 # %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #0dae1ecc
-def weight_update_methods(
-    worker: Any, engines: Iterable[str] = ()
-) -> dict[str, str]:  # method -> "" when it can be used, else the reason
-    "Return the weight update methods of a worker"
+def weight_update_methods(worker: Any, engines: Iterable[str] = ()) -> dict[str, str]:
+    'Return each weight update method of a worker with "" when it can be used, else the reason'
     methods = {
         "reload_weights": _why_not_reload(worker),
         "update_weights": _why_not_engine(worker, TRANSFER_ENGINE),
