@@ -13,7 +13,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -123,12 +122,15 @@ class RunConfig(RunSections):
         self, *, update: Mapping[str, Any] | None = None, deep: bool = False
     ) -> Self:
         copied = super().model_copy(update=update, deep=deep)
-        vars(copied).pop("of_tenants", None)
+        vars(copied).pop("_of_tenants", None)
         return copied
 
-    @cached_property
+    @property
     def of_tenants(self) -> dict[str, "RunConfig"]:
         "The configuration of each tenant by name; raises `ConfigError` that names the tenant"
+        stored = vars(self)  # the fields are frozen; pydantic iterates over public names
+        if "_of_tenants" in stored:
+            return stored["_of_tenants"]
         found = {}
         for name, overrides in self.tenants.items():
             if not re.fullmatch(r"[\w-]+", name):
@@ -140,6 +142,7 @@ class RunConfig(RunSections):
             except ConfigError as e:
                 raise ConfigError(f"tenant {name}: {e.what}", e.remedy) from None
             found[name] = own.model_copy(update={"recipe": f"{self.recipe}/{name}"})
+        stored["_of_tenants"] = found
         return found
 
     def _repr_html_(self) -> str:
@@ -422,8 +425,7 @@ def load_config(path: Path | str) -> RunConfig:
             f"{path} does not exist", "Give the path of a run's config.json."
         )
     try:
-        values = parse_json(path.read_bytes(), str(path))
-        return stored_config(values)
+        return stored_config(parse_json(path.read_bytes(), str(path)))
     except DataError as e:
         raise ConfigError(e.what, e.remedy) from None
     except ConfigError as e:
