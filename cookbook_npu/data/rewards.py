@@ -451,9 +451,7 @@ def grade_of(scores: Mapping[str, tuple[float, Score | None]]) -> Grade:
 
 # %% ../../nbs/data/09_rewards.ipynb #ad6d3848
 # of the code, whatever the answer is
-_FAULTS = (
-    "(NameError|UnboundLocalError|ImportError|ModuleNotFoundError|TypeError|DataError)"
-)
+_FAULTS = "(NameError|UnboundLocalError|ImportError|ModuleNotFoundError|DataError)"
 
 
 def _fault(process: GradingProcess, job: GradingJob, timeout_s: float) -> str | None:

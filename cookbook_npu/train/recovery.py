@@ -8,36 +8,27 @@ __all__ = ['due', 'CheckpointManager', 'with_moved_inputs', 'check_same', 'save_
            'EngineRestarts', 'Recovery']
 
 # %% ../../nbs/train/09_recovery.ipynb #72597ae1
-import re
-import time
-from collections.abc import Callable
-from typing import TypeVar
-
-
-from ..cluster.worker_group import lost_peer
-from ..errors import RoleError, RoleRaised
-from ..runs.checkpoints import Checkpoint
-from ..scratch import sweep_scratch
-from ..stop import resume_hint
-from .workers import DriverState
-
-_T = TypeVar("_T")
-from .rollout_worker import RolloutWorker
-from .trainer import Trainer
-
-# %% ../../nbs/train/09_recovery.ipynb #b5d28096
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 
+from ..cluster.worker_group import lost_peer
 from ..config import RunConfig, key_table, override, whole_run
 from ..data.datasets import RecordCache
-from ..errors import ConfigError, CookbookError, DataError
+from ..errors import (
+    ConfigError,
+    CookbookError,
+    DataError,
+    RoleError,
+    RoleRaised,
+)
 from ..model.tiny import first_weights, model_checksum
 from ..runs.checkpoints import Checkpoint, Checkpoints
 from ..runs.folder import (
@@ -49,10 +40,13 @@ from ..runs.folder import (
     write_checked_json,
 )
 from ..runs.metrics import is_step
-
-if TYPE_CHECKING:
-    from ..train.workers import DriverState
+from ..scratch import sweep_scratch
+from ..stop import resume_hint
+from .rollout_worker import RolloutWorker
 from .trainer import Trainer
+from .workers import DriverState
+
+_T = TypeVar("_T")
 
 # %% ../../nbs/train/09_recovery.ipynb #3798870d
 def due(

@@ -23,36 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .trainer import Trainer
-
 # %% ../../nbs/train/15_session.ipynb #f2d3a9db
-from ..config import RunConfig, find_run, override
-from ..data.inputs import Inputs
-from ..errors import ConfigError
-from ..npu.shims.torchvision_ops import install_finder
-from ..parameters import inherited_settings
-from ..plan.preflight import check_machine
-from ..runs.answers import answer_table
-from ..runs.checkpoints import Checkpoint
-from ..runs.folder import RunFolder
-from ..runs.plots import in_notebook
-from ..stop import (
-    RunStopped,
-    StoppedAtOnce,
-    StopRequest,
-    end_with_parent,
-    refuse_tenant,
-    resume_hint,
-    resume_step,
-)
-from .driver import Driver
-from .recovery import open_folder
-from .workers import DriverState
-
-if TYPE_CHECKING:
-    pass
-
-# %% ../../nbs/train/15_session.ipynb #f2d3a9d0
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import WorkerGroup
 from ..config import RunConfig, find_run, override
@@ -64,7 +35,7 @@ from ..data.sample import Prompt
 from ..data.tasks import GENERATED, generated_task
 from ..data.tokenizer import check_same_tokens, read_tokenizer
 from ..data.turns import TurnFormat
-from ..errors import DeviceError
+from ..errors import ConfigError, DeviceError
 from ..model.tiny import (
     first_weights,
     model_name,
@@ -73,20 +44,31 @@ from ..model.tiny import (
     shipped_model,
     teacher_folder,
 )
+from ..npu.shims.torchvision_ops import install_finder
 from ..parameters import inherited_settings
-from ..plan.preflight import check_layout
+from ..plan.preflight import check_layout, check_machine
 from ..rollout.episodes import EpisodeRunner, InitialPromptLength
-from ..runs.answers import newest_answers
+from ..runs.answers import answer_table, newest_answers
+from ..runs.checkpoints import Checkpoint
 from ..runs.folder import RunFolder, input_checksums, read_steps
 from ..runs.metrics import Tracker, is_step
-from ..runs.plots import NotebookView, format_duration, live_view
+from ..runs.plots import NotebookView, format_duration, in_notebook, live_view
 from ..runs.report import run_result
 from ..runs.trackers import open_trackers
 from ..scratch import sweep_scratch
-from ..stop import StopRequest, resume_step
+from ..stop import (
+    RunStopped,
+    StoppedAtOnce,
+    StopRequest,
+    end_with_parent,
+    refuse_tenant,
+    resume_hint,
+    resume_step,
+)
 from ..terminal import counted
 from .driver import Driver
-from .recovery import base_model, save_base_model
+from .recovery import base_model, open_folder, save_base_model
+from .trainer import Trainer
 from .workers import DriverState, Workers, start_workers
 
 if TYPE_CHECKING:
