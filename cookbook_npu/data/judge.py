@@ -25,8 +25,8 @@ from typing import Any
 import httpx
 
 from ..config import JudgeConfig
+from .datasets import answer_within
 from .graders import opened_in_prompt
-from .hub import answer_within
 from .messages import without_reasoning
 from ..errors import BudgetSpent, ConfigError, RoleError, StorageError, nearest
 

@@ -5,20 +5,27 @@
 # %% auto #0
 __all__ = ['ChatMessages', 'THOUGHTS', 'RENDERING', 'checked_tools', 'checked_messages', 'chat_templates', 'thoughts_of',
            'template_arguments', 'ChatFormat', 'TurnEnd', 'end_token_ids', 'ToolCall', 'ToolCallError',
-           'without_reasoning', 'parse_tool_calls']
+           'without_reasoning', 'parse_tool_calls', 'TurnFormat', 'with_observation', 'last_turn_ids', 'turn_texts']
 
 # %% ../../nbs/data/20_messages.ipynb #70cd5fea
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 
 from .datasets import without_nulls
-from .images import plain_content
-from .sample import Sample
+from ..data.images import (
+    ImageProcessor,
+    image_source,
+    make_room,
+    no_processor,
+    plain_content,
+    with_image_parts,
+)
+from .sample import ImageInput, Sample, Turn, continued_turns
 from ..errors import ConfigError, DataError, nearest, parse_json
 
 if TYPE_CHECKING:
@@ -506,3 +513,130 @@ def parse_tool_calls(
         else:
             found.append(_read_json(inside))
     return found
+
+# %% ../../nbs/data/20_messages.ipynb #64aee66f
+def _checked(messages: ChatMessages, place: str) -> list[dict[str, Any]]:
+    "The messages of an environment, which may be none; raises `DataError`"
+    return checked_messages(list(messages), place) if messages else []
+
+
+class TurnFormat:
+    "Encodes first messages and observations, with a chat template or as plain text"
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        chat: bool,
+        processor: ImageProcessor | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ):
+        self.tokenizer = tokenizer
+        self.chat = chat
+        self.processor = processor
+        self.format = ChatFormat(tokenizer, chat, template_kwargs)
+        if chat and self.format.turn_end.token is None:
+            raise ConfigError(
+                "the chat template ends no turn of the assistant with a special token",
+                "Give a chat template that does (Qwen: <|im_end|>).",
+            )
+
+    def ids(self, text: str) -> list[int]:
+        "Token ids of a rendered text, which has its special tokens"
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        "The text of tokens, without special tokens"
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def prompt_text(
+        self,
+        messages: ChatMessages,
+        tools: ChatMessages = (),
+        place: str = "the first messages",
+    ) -> str:
+        "The text of the first messages, up to the policy's turn; raises `DataError` for a lost one"
+        return self.format.text(_checked(messages, place), place, tools)
+
+    def prompt_ids(
+        self,
+        messages: ChatMessages,
+        tools: ChatMessages = (),
+        images: Sequence[ImageInput] = (),
+        place: str = "the first messages",
+    ) -> list[int]:
+        "Token ids of the first messages; raises `DataError` when they do not match the images"
+        messages = _checked(messages, place)
+        if images:
+            messages = [with_image_parts(message) for message in messages]
+        ids = self.ids(self.prompt_text(messages, tools, place))
+        return make_room(ids, images, self.tokenizer, self.processor, place)
+
+    def observation_ids(
+        self, messages: ChatMessages, last_id: int, place: str = "the observation"
+    ) -> list[int]:
+        "The tokens of an observation without images"
+        messages = _checked(messages, place)
+        if not self.chat:
+            return self.ids(self.format.text(messages, place))
+        ids = self.ids(self.format.after_turn(messages, place))
+        return ids[1:] if ids[0] == last_id else ids
+
+    def observation(
+        self, messages: ChatMessages, last_id: int, place: str = "the observation"
+    ) -> tuple[list[int], list[ImageInput]]:
+        "The tokens and images of an observation; raises `DataError` for an unusable image"
+        images = []
+        shown = []
+        for message in _checked(messages, place):
+            content = message["content"]
+            if not isinstance(content, str):
+                content = [dict(part) for part in content]
+                for n, part in enumerate(content):
+                    if part.get("type") != "image":
+                        continue
+                    if self.processor is None:
+                        raise no_processor(place)
+                    source = image_source(part.get("image"), place, place)
+                    images.append(self.processor.inlined(source))
+                    content[n] = {"type": "image"}
+            shown.append({**message, "content": content})
+        ids = self.observation_ids(shown, last_id, place)
+        return make_room(ids, images, self.tokenizer, self.processor, place), images
+
+    def picture(self, reference: str) -> ImageInput:
+        "The image of a reference that `observation` returned"
+        if self.processor is None:
+            raise no_processor("an observation")
+        source = image_source(reference, "an observation", reference)
+        return self.processor.image(source)
+
+# %% ../../nbs/data/20_messages.ipynb #a23edf96
+def with_observation(
+    sample: Sample, ids: Sequence[int], version: int, images: Sequence[ImageInput] = ()
+) -> Sample:
+    "A response with an observation at its end, which has no loss and no log-probs"
+    end = len(sample.response_ids)
+    written = sample.turns or [Turn(start=0, end=end, role="policy")]
+    observation = Turn(start=end, end=end + len(ids), role="observation")
+    return replace(
+        sample,
+        response_ids=[*sample.response_ids, *ids],
+        logprobs=[*sample.logprobs, *[0.0] * len(ids)],
+        loss_mask=[*sample.loss_mask, *[0] * len(ids)],
+        versions=[*sample.versions, *[version] * len(ids)],
+        turns=[*continued_turns(written, end), observation],
+        images=[*sample.images, *(image.reference for image in images)],
+        finish_reason="abort",  # unfinished: the next turn follows
+    )
+
+
+def last_turn_ids(sample: Sample) -> list[int]:
+    "The tokens of the policy's last turn"
+    start = sample.turns[-1].start if sample.turns else 0
+    return sample.response_ids[start:]
+
+
+def turn_texts(sample: Sample, format: TurnFormat) -> list[str]:
+    "The text of each turn"
+    turns = sample.turns or [Turn(start=0, end=len(sample.response_ids), role="policy")]
+    return [format.decode(sample.response_ids[t.start : t.end]) for t in turns]

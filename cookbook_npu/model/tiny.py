@@ -26,8 +26,7 @@ from typing import Any
 
 from ..config import RunConfig, TinyConfig, is_tiny
 from ..data import tokenizer as tokenizer_module
-from ..data.datasets import shows_pictures
-from ..data.hub import local_model
+from ..data.datasets import local_model, shows_pictures
 from ..data.tasks import GENERATED, PICTURED, generated_task
 from ..data.tokenizer import build_tokenizer
 from ..errors import ConfigError, DataError, MissingError, nearest, parse_json

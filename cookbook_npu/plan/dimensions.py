@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, get_args
 from ..config import ParallelConfig, TinyConfig
 from ..config.checks import check_pipeline
 from ..config.sampling import Family
-from ..data.hub import PACKAGED_MODELS, hub_model, local_model
+from ..data.datasets import PACKAGED_MODELS, hub_model, local_model
 from ..errors import ConfigError, DataError, MissingError, nearest
 from ..model.folder import (
     least_layers,

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..config import RunConfig
 from ..config.sections import why_merged
-from ..data.hub import PACKAGED_MODELS
+from ..data.datasets import PACKAGED_MODELS
 from ..data.tasks import GENERATED
 from ..errors import ConfigError
 from ..model.tiny import random_start

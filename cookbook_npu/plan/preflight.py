@@ -27,7 +27,7 @@ from ..config.checks import (
     check_experts,
     check_pipeline,
 )
-from ..data.hub import local_model
+from ..data.datasets import local_model
 from ..data.inputs import Inputs, read_inputs, use_code_folder
 from ..errors import ConfigError, MissingError, StorageError
 from ..model.folder import (

@@ -19,9 +19,14 @@ from typing import Any, Literal
 import numpy as np
 
 from ..data.environments import CallFailure, CallPool, Environment, Observation
+from ..data.messages import (
+    TurnFormat,
+    last_turn_ids,
+    turn_texts,
+    with_observation,
+)
 from ..data.rewards import write_policy_text
 from ..data.sample import ImageInput, Prompt, Sample
-from ..data.turns import TurnFormat, last_turn_ids, turn_texts, with_observation
 from ..errors import DataError
 from .engine import Request
 

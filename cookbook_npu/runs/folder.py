@@ -42,8 +42,7 @@ from ..config import (
     whole_run,
 )
 from ..config.sections import check_run_name
-from ..data.datasets import RecordCache
-from ..data.hub import local_model
+from ..data.datasets import RecordCache, local_model
 from ..errors import (
     ConfigError,
     CookbookError,

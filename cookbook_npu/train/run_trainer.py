@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..config import RunConfig
-from ..data.hub import local_model
+from ..data.datasets import local_model
 from ..model.checkpoint import BackgroundSaver
 from ..model.delta_net import choose_layout
 from ..model.logprobs import packed_logprobs

@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import WorkerGroup
 from ..config import RunConfig, find_run, override
-from ..data.hub import local_model
+from ..data.datasets import local_model
 from ..data.inputs import Inputs
+from ..data.messages import TurnFormat
 from ..data.prompts import image_processor
 from ..data.rewards import RewardPool, try_scorers
 from ..data.sample import Prompt
 from ..data.tasks import GENERATED, generated_task
 from ..data.tokenizer import check_same_tokens, read_tokenizer
-from ..data.turns import TurnFormat
 from ..errors import ConfigError, DeviceError
 from ..model.tiny import (
     first_weights,

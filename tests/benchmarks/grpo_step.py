@@ -497,7 +497,7 @@ def build(size: dict[str, Any], folder: Path) -> Path:
     from transformers.utils import logging
 
     from cookbook_npu.config import TinyConfig
-    from cookbook_npu.data.hub import packaged_model
+    from cookbook_npu.data.datasets import packaged_model
     from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.model.tiny import hf_config, random_model
 

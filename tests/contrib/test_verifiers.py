@@ -16,10 +16,10 @@ from cookbook_npu.contrib.prime_verifiers import (
     write_verifiers_prompts,
 )
 from cookbook_npu.data.environments import find_environment
+from cookbook_npu.data.messages import TurnFormat
 from cookbook_npu.data.prompts import load_prompts
 from cookbook_npu.data.sample import Sample, Turn
 from cookbook_npu.data.tokenizer import build_tokenizer
-from cookbook_npu.data.turns import TurnFormat
 from cookbook_npu.errors import ConfigError
 from cookbook_npu.rollout.engine import Request
 from cookbook_npu.rollout.episodes import EpisodeRunner, InitialPromptLength

@@ -22,8 +22,7 @@ from safetensors.torch import load_file, save
 
 from cookbook_npu import session
 from cookbook_npu.config import RunConfig, override
-from cookbook_npu.data.environments import calculate, find_environment
-from cookbook_npu.data.games import marks
+from cookbook_npu.data.environments import calculate, find_environment, marks
 from cookbook_npu.data.sample import Prompt
 from cookbook_npu.data.tasks import PICTURED, generated_task
 from cookbook_npu.model.tiny import (

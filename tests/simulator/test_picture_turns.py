@@ -18,9 +18,9 @@ from ranks import run_trainers
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.environments import Environment, Observation
 from cookbook_npu.data.images import ImageProcessor, ImageSource
+from cookbook_npu.data.messages import TurnFormat
 from cookbook_npu.data.sample import Prompt, Sample
 from cookbook_npu.data.tokenizer import build_tokenizer
-from cookbook_npu.data.turns import TurnFormat
 from cookbook_npu.rollout.engine import Request, SamplingParams
 from cookbook_npu.rollout.episodes import EpisodeRunner
 

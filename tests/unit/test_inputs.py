@@ -17,11 +17,10 @@ from cookbook_npu.config import DataConfig, override
 from cookbook_npu.data.datasets import read_records
 from cookbook_npu.data.graders import call_mode, load_function
 from cookbook_npu.data.inputs import read_inputs
-from cookbook_npu.data.messages import ChatFormat, TurnEnd, end_token_ids
+from cookbook_npu.data.messages import ChatFormat, TurnEnd, TurnFormat, end_token_ids
 from cookbook_npu.data.prompts import PromptReader, load_prompts
 from cookbook_npu.data.rewards import check_prompts
 from cookbook_npu.data.tokenizer import END, PAD, build_tokenizer
-from cookbook_npu.data.turns import TurnFormat
 from cookbook_npu.errors import ConfigError, CookbookError, DataError
 from cookbook_npu.parameters import read_parameter_file
 from cookbook_npu.recipes import qwen3_4b_colocate

@@ -61,7 +61,8 @@ class Machine:
 
     def local(self, name, weights=True, **env):
         "What `local_model` returns, or its error as the last line of stderr"
-        code = "import sys; from cookbook_npu.data.hub import local_model as f; print(f(*eval(sys.argv[1])))"
+        code = "from cookbook_npu.data.datasets import local_model as f\n"
+        code += "import sys; print(f(*eval(sys.argv[1])))"
         line = [sys.executable, "-c", code, repr((name, weights))]
         done = subprocess.run(
             line, env=self.env | env, capture_output=True, text=True, timeout=300

@@ -8,8 +8,8 @@ import torch
 from text_samples import token_sample
 
 from cookbook_npu.config import AlgorithmConfig
+from cookbook_npu.data.messages import with_observation
 from cookbook_npu.data.sample import Sample, Turn, check_sample
-from cookbook_npu.data.turns import with_observation
 from cookbook_npu.errors import DataError
 from cookbook_npu.rl.algorithms import ALGORITHMS
 from cookbook_npu.rollout.engine import Request, RequestState, SamplingParams, make_sample

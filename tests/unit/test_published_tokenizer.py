@@ -12,9 +12,13 @@ import pytest
 
 from cookbook_npu.data.conversations import ConversationFormat
 from cookbook_npu.data.environments import parse_tool_calls
-from cookbook_npu.data.messages import ChatFormat, checked_messages, end_token_ids
+from cookbook_npu.data.messages import (
+    ChatFormat,
+    TurnFormat,
+    checked_messages,
+    end_token_ids,
+)
 from cookbook_npu.data.tokenizer import read_tokenizer
-from cookbook_npu.data.turns import TurnFormat
 from cookbook_npu.npu.simulator.toolchain import cache_root
 
 pytestmark = pytest.mark.lane("packages")

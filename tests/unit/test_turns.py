@@ -8,9 +8,9 @@ import pytest
 
 from cookbook_npu.config import DataConfig
 from cookbook_npu.data.environments import find_environment
+from cookbook_npu.data.messages import TurnFormat
 from cookbook_npu.data.prompts import PromptReader, load_prompts
 from cookbook_npu.data.tokenizer import build_tokenizer
-from cookbook_npu.data.turns import TurnFormat
 from cookbook_npu.errors import DataError
 from cookbook_npu.rollout.engine import Request
 from cookbook_npu.rollout.episodes import EpisodeRunner, InitialPromptLength

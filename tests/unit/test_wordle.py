@@ -8,12 +8,11 @@ from functools import partial
 import pytest
 import torch
 
-from cookbook_npu.data.environments import find_environment
-from cookbook_npu.data.games import Wordle, game_record, marks
+from cookbook_npu.data.environments import Wordle, find_environment, game_record, marks
+from cookbook_npu.data.messages import TurnFormat
 from cookbook_npu.data.sample import Prompt, Sample
 from cookbook_npu.data.tasks import generated_task
 from cookbook_npu.data.tokenizer import read_tokenizer
-from cookbook_npu.data.turns import TurnFormat
 from cookbook_npu.model.tiny import first_weights
 from cookbook_npu.recipes import wordle_grpo
 from cookbook_npu.rollout.engine import SamplingParams
