@@ -513,13 +513,14 @@ class AsyncSampler:
         self.state = state
         self.grading = grading
         self.tasks = Tasks()
-        self.in_order = asyncio.Lock()  # of gradings
         self.engines = EnginePool(state, self.tasks, failures, self._take_samples)
         self.stream: EpisodeStream | None = None
         if state.episodes is not None:
             start = partial(self.tasks.start, drained=False)
             self.stream = EpisodeStream(state.episodes, start, self._take_answer)
         self.groups: dict[str, RunningGroup] = {}  # being sampled or graded
+        self.complete: list[RunningGroup] = []  # wait to be graded
+        self.grader: asyncio.Task[None] | None = None
         self.finished: dict[str, RunningGroup] = {}  # graded, wait for their step
         self.evaluation = RunningEvaluation()
         self._reset(0)
@@ -659,7 +660,9 @@ class AsyncSampler:
 
     def _add(self, group: RunningGroup, sample: Sample) -> None:
         if group.add(sample):
-            self.tasks.start(self._grade(group))
+            self.complete.append(group)
+            if self.grader is None or self.grader.done():
+                self.grader = self.tasks.start(self._grade_complete())
 
     def _take_answer(self, episode: Episode) -> None:
         assert self.stream is not None
@@ -702,22 +705,37 @@ class AsyncSampler:
         if self.stream is not None:
             self.stream.drop(list(group.episodes.values()))
 
-    async def _grade(self, group: RunningGroup) -> None:
-        "Reward a complete group, and keep or drop it"
-        async with self.in_order:
-            try:
-                samples = group.in_order()
-                missing = await asyncio.to_thread(self.grading.fill_rewards, samples)
-            except BudgetSpent as spent:
+    async def _grade_complete(self) -> None:
+        while self.complete:
+            complete, self.complete = self.complete, []
+            # without those that were forgotten meanwhile
+            groups = [g for g in complete if self.groups.get(g.group_id) is g]
+            if groups:
+                await self._grade(groups)
+
+    async def _grade(self, groups: list[RunningGroup]) -> None:
+        "Reward complete groups, and keep or drop each"
+        samples = [sample for group in groups for sample in group.in_order()]
+        try:
+            missing = await asyncio.to_thread(self.grading.fill_rewards, samples)
+        except BudgetSpent as spent:
+            if len(groups) == 1:
                 self.grading.budget_spent = spent  # the run ends between two steps
                 return
-        if self.groups.get(group.group_id) is not group:
-            return  # sampling was halted meanwhile
+            for group in groups:  # the replies that were paid for may complete some
+                await self._grade([group])
+            return
+        for group in groups:
+            if self.groups.get(group.group_id) is group:  # sampling was not halted meanwhile
+                self._keep_or_drop(group, group.group_id in missing)
+        self._admit()
+
+    def _keep_or_drop(self, group: RunningGroup, missing: bool) -> None:
         if missing:
             self._accept_missing(group)
         if group.draw is None:
             del self.groups[group.group_id]
-            self.evaluation.samples += [] if missing else samples
+            self.evaluation.samples += [] if missing else group.in_order()
             self.evaluation.missing -= 1
         elif not missing and self._is_useful(group):
             del self.groups[group.group_id]
@@ -725,7 +743,6 @@ class AsyncSampler:
             self.finished[group.group_id] = group
         else:
             self._drop(group)
-        self._admit()
 
     def _accept_missing(self, group: RunningGroup) -> None:
         "Record a group without a reward. Raises `RewardError` when it is needed, or when all fail"
