@@ -232,7 +232,7 @@ def _guarded_imports(function: FunctionType) -> dict[str, str]:
                     found |= dict.fromkeys(stored, source)
     return found
 
-
+# %% ../nbs/00_errors.ipynb #8a122044
 def _module_source(function: Any) -> str:
     "Return a module with a function of a notebook; raises `ValueError` with why there is none"
     if not isinstance(function, FunctionType):

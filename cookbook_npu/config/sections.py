@@ -452,7 +452,6 @@ def why_merged(config: "RunSections") -> str:
         )
     return ""
 
-
 # %% ../../nbs/config/04_sections.ipynb #4cca090a
 class ConfigKey(NamedTuple):
     "One row of the table of configuration keys"
