@@ -430,7 +430,7 @@ class FaultConfig(Config):
 
     max_restarts: int = setting(
         3,
-        "restarts of lost worker groups before the run ends (0: end it at the first)",
+        "restarts of lost worker groups within 100 steps before the run ends (0: end it at the first)",
         ge=0,
         shared=True,
     )

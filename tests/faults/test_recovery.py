@@ -227,7 +227,9 @@ def test_a_second_fall_on_the_way_back_leaves_the_run_as_it_was(tmp_path):
     )
     folder = tmp_path / "run"
     assert driver.end() != 0
-    assert "failure 2, faults.max_restarts is 1" in driver.text(), driver.text()
+    assert "failure 2 within 100 steps, faults.max_restarts is 1" in driver.text(), (
+        driver.text()
+    )
     assert first["metrics"] and second["metrics"] == first["metrics"]
     assert (folder / "metrics.jsonl").read_text() == first["metrics"]
     assert not (folder / "truncated").exists()
