@@ -96,11 +96,10 @@ def find_environment(
     name: str, arguments: Mapping[str, Any] | None = None
 ) -> Callable[[], Environment]:
     "The constructor of an environment; raises `ConfigError` for unknown names and arguments"
-    known = ENVIRONMENTS.get(name, name)
-    if isinstance(known, type):
-        kind = known
-    elif ":" in known:
-        kind = _import_environment(known)
+    if name in ENVIRONMENTS:
+        kind = ENVIRONMENTS[name]
+    elif ":" in name:
+        kind = _import_environment(name)
     else:
         remedy = nearest(name, ENVIRONMENTS) + " Write your own as package.module:Class."
         raise ConfigError(
@@ -288,13 +287,7 @@ class Calculator(ToolEnvironment):
         return calculate(value) if isinstance(value, str) else None
 
 
-# name -> class, or its import path
-ENVIRONMENTS: dict[str, type[Environment] | str] = {
-    "calculator": Calculator,
-    "geo3k": "cookbook_npu.data.environments:Geo3k",
-    "zoom": "cookbook_npu.data.environments:Zoom",
-    "wordle": "cookbook_npu.data.environments:Wordle",
-}
+ENVIRONMENTS: dict[str, type[Environment]] = {"calculator": Calculator}  # by name
 
 # %% ../../nbs/data/12_environments.ipynb #b7d11ad5
 _T = TypeVar("_T")
@@ -487,6 +480,9 @@ class Geo3k(ToolEnvironment):
         boxed = answer if "\\boxed{" in answer else f"\\boxed{{{answer}}}"
         return GRADER.grade(answer if as_number(answer) is not None else boxed, self.label)
 
+
+ENVIRONMENTS["geo3k"] = Geo3k
+
 # %% ../../nbs/data/12_environments.ipynb #37fa815d
 LEAST_SIDE = 8  # minimum of the shorter side of a part, pixels
 MOST_STRETCHED = 20  # maximum aspect ratio of a part
@@ -566,6 +562,9 @@ class Zoom(ToolEnvironment):
         part = None if box is None else _cropped(self.picture, box, self.side)
         return None if part is None else [{"type": "image", "image": part}]
 
+
+ENVIRONMENTS["zoom"] = Zoom
+
 # %% ../../nbs/data/12_environments.ipynb #944ff9fc
 def marks(guess: str, secret: str) -> str:
     "Return G (in place), Y (elsewhere) or X for each letter of a guess"
@@ -628,6 +627,9 @@ class Wordle(Environment):
             reward=gain,
             board=board,
         )
+
+
+ENVIRONMENTS["wordle"] = Wordle
 
 # %% ../../nbs/data/12_environments.ipynb #e4585edc
 def game_record(word: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from ..data.sample import Prompt, Sample
 from ..errors import (
     BudgetSpent,
     ConfigError,
+    CookbookError,
     EngineError,
     RewardError,
     RoleError,
@@ -190,10 +191,10 @@ class Tasks:
             await self._ended.wait()
 
     async def drain(self) -> None:
-        "Wait for all tasks, and those that they start; ignore their errors"
+        "Wait for all tasks, and those that they start; of their errors only those of programs stay"
         while waiting := [task for task, drained in self.running.items() if drained]:
             await asyncio.wait(waiting)
-        self.errors.clear()
+        self.errors = [e for e in self.errors if not isinstance(e, CookbookError)]
 
 # %% ../../nbs/train/11_async_sampling.ipynb #b39c9b37
 Submission = tuple[list[Request], SamplingConfig]  # requests with equal sampling settings
