@@ -55,7 +55,7 @@ run: $(VENV)/.run ## run a recipe at laptop scale (RECIPE=..., ARGS='-p num_step
 	$(BIN)/cookbook-npu run $(RECIPE) $(ARGS)
 
 lab: $(VENV)/.lab ## JupyterLab on this machine alone, with the kernel `cookbook` (ARGS=--no-browser)
-	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --ContentsManager.allow_hidden=True $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 record: $(VENV)/.run ## run the recipes and commit their outputs with them (RECIPE=name: one)
 	PYTHONPATH=tests/helpers $(BIN)/python -m recorded $(if $(filter command line,$(origin RECIPE)),$(RECIPE))

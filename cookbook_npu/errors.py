@@ -110,7 +110,7 @@ class RunLocked(_InputError, BlockingIOError):
     "Another process writes to this run folder"
 
 
-class RewardError(CookbookError, ConnectionError):
+class RewardError(_InputError, ConnectionError):
     "A scorer got no response from its server; names the scorer and the sample"
 
 
@@ -121,7 +121,7 @@ class BudgetSpent(CookbookError, RuntimeError):
     limit = 0.0  # its value
 
 
-class EnvironmentFault(CookbookError, RuntimeError):
+class EnvironmentFault(_InputError, RuntimeError):
     "All environments of a rollout failed; names the first failure"
 
 
@@ -252,7 +252,10 @@ def _module_source(function: Any) -> str:
     used = sorted(_global_names(code) - {name, *dir(builtins)})
     values, guarded = function.__globals__, _guarded_imports(function)
     known = {x: guarded.get(x) or _import_line(x, values.get(x)) for x in used}
-    if missing := [one for one, line in known.items() if line is None]:
+    missing = [one for one, line in known.items() if line is None]
+    if nowhere := [one for one in missing if one not in values]:
+        raise NameError(f"uses {', '.join(nowhere)}, which is defined nowhere")
+    if missing:
         raise ValueError(
             f"uses {', '.join(missing)}, which its source neither defines nor imports"
         )
@@ -272,6 +275,8 @@ def own_function(function: Any, key: str, folder: Path) -> str:
             return f"{home}:{name}"
     try:
         text = _module_source(inspect.unwrap(function))
+    except NameError as error:
+        raise ConfigError(f"{key}: {name} {error}", "Correct the name.") from None
     except ValueError as error:
         name = name if is_function and name.isidentifier() else "mine"
         value = f"./{name}.py:{name}"
@@ -280,7 +285,8 @@ def own_function(function: Any, key: str, folder: Path) -> str:
         raise ConfigError(
             f"{key}: {getattr(function, '__qualname__', repr(function))} {error}, and other "
             "processes have to import it",
-            f"Write it into a file in a cell of its own, then name the file:\n"
+            "Define in it what it uses, or write it into a file in a cell of its own, then name the "
+            "file:\n"
             f"%%writefile {name}.py\ndef {name}({parameters}): ...\noverrides = {json.dumps(given)}",
         ) from None
     file = folder / f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}.py"

@@ -10,12 +10,13 @@ __all__ = ['DEVICES_PER_NODE', 'NOT_EVALUATED', 'DeviceRoles', 'device_roles', '
 import html
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 
 from ..config import RunConfig
 from ..config.sections import why_merged
-from ..data.datasets import PACKAGED_MODELS
+from ..data.datasets import PACKAGED_MODELS, hub_model
 from ..data.tasks import GENERATED
 from ..errors import ConfigError
 from ..model.tiny import random_start
@@ -196,6 +197,7 @@ def batch_arithmetic(config: RunConfig, soc: str = "Ascend910B1") -> list[tuple[
         *([("first weights", why)] if (why := random_start(config)) else []),
         _weights(config, soc),
         *_passed_on(config),
+        *_not_here(config),
     ]
 
 # %% ../../nbs/plan/04_plan.ipynb #da4d13aa
@@ -217,6 +219,7 @@ def _sft_arithmetic(config: RunConfig) -> list[tuple[str, str]]:
             f"at most {tokens} tokens: up to {micro_batches} for each rank and optimizer step",
         ),
         *_passed_on(config),
+        *_not_here(config),
     ]
 
 # %% ../../nbs/plan/04_plan.ipynb #1ea1b11b
@@ -229,6 +232,17 @@ def _passed_on(config: RunConfig) -> list[tuple[str, str]]:
         on = ", ".join(key for key, value in keys.items() if value)
         rows.append(("rl_config", f"from vllm-ascend 0.30 on: {on}; earlier: NZ off"))
     return rows
+
+
+def _not_here(config: RunConfig) -> list[tuple[str, str]]:
+    "Return the paths that this machine does not have, which a plan does not need"
+    data, model = config.data, config.model.path
+    known = {None, "(prompts)", *GENERATED}
+    sources = {*(data.mixture or [data.prompt_data]), data.eval_data} - known
+    gone = [path for path in sources if "://" not in path and not Path(path).exists()]
+    if model and "/" in model and hub_model(model) is None and not Path(model).exists():
+        gone.append(f"{model}, planned as {model_of(config).name}")
+    return [("not here", "; ".join(sorted(gone)))] if gone else []
 
 
 def _tenants(config: RunConfig) -> tuple[str, str]:

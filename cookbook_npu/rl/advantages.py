@@ -21,8 +21,10 @@ def grpo(
     group_size: int,  # G
     normalize_std: bool = True,  # divide by the standard deviation of the group
     eps: float = 1e-6,  # added to the standard deviation
-) -> Tensor:  # adv_B, float32 at least; exactly 0 for a group whose rewards are all equal
-    "Group-relative advantage of each sample (arXiv 2402.03300)"
+) -> Tensor:
+    """Group-relative advantage of each sample (arXiv 2402.03300)
+
+    Returns adv_B, float32 at least; exactly 0 for a group whose rewards are all equal."""
     grouped = group_rewards(rewards_B, group_ids, group_size)
     centred_KG = _centred(grouped.reward_KG)
     if normalize_std and group_size > 1:
@@ -43,8 +45,10 @@ def rloo(
     rewards_B: Tensor,
     group_ids: Sequence[str],  # group of each sample
     group_size: int,  # G, at least 2
-) -> Tensor:  # adv_B, float32 at least
-    "Leave-one-out advantage of each sample (arXiv 2402.14740)"
+) -> Tensor:
+    """Leave-one-out advantage of each sample (arXiv 2402.14740)
+
+    Returns adv_B, float32 at least."""
     if group_size < 2:
         raise DataError(
             f"rloo with groups of {group_size}",
@@ -61,8 +65,10 @@ def gdpo(
     group_ids: Sequence[str],  # group of each sample
     group_size: int,  # G
     eps: float = 1e-6,  # added to both standard deviations
-) -> Tensor:  # adv_B, float32 at least; 0 for all if no reward differs inside a group
-    "Advantage of each sample from rewards that are normalized separately (arXiv 2601.05242)"
+) -> Tensor:
+    """Advantage of each sample from rewards that are normalized separately (arXiv 2601.05242)
+
+    Returns adv_B, float32 at least; 0 for all if no reward differs inside a group."""
     if scores_BN.shape != weights_BN.shape:
         raise DataError(
             f"scores have shape {tuple(scores_BN.shape)}, weights {tuple(weights_BN.shape)}",

@@ -52,8 +52,10 @@ def policy_loss(
     clip_ratio_high: float = 0.28,  # no gradient above 1 + clip_ratio_high (advantage > 0)
     clip_ratio_c: float | None = None,  # dual clip: loss <= clip_ratio_c * |advantage|
     token_name: TokenName | None = None,  # token position -> sample, for error messages
-) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T), float32 at least
-    "PPO's clipped surrogate for each token (arXiv 1707.06347, 1912.09729, 2503.14476)"
+) -> tuple[Tensor, Tensor]:
+    """PPO's clipped surrogate for each token (arXiv 1707.06347, 1912.09729, 2503.14476)
+
+    Returns (loss_T, clipped_T), float32 at least: a value for each token, and 1 where a clip acts."""
     check_aligned(token_name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
     ratio_T = _ratio(upcast(logp_T) - upcast(old_logp_T))
     return _clipped_surrogate(ratio_T, adv_T, clip_ratio_low, clip_ratio_high, clip_ratio_c)
@@ -68,8 +70,10 @@ def gspo_loss(
     clip_ratio_high: float = 4e-4,  # no gradient above 1 + clip_ratio_high (advantage > 0)
     clip_ratio_c: float | None = None,  # dual clip, as for `policy_loss`
     token_name: TokenName | None = None,  # token position -> sample, for error messages
-) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T), float32 at least
-    "Clipped surrogate with the length-normalised sequence ratio (arXiv 2507.18071)"
+) -> tuple[Tensor, Tensor]:
+    """Clipped surrogate with the length-normalised sequence ratio (arXiv 2507.18071)
+
+    Returns (loss_T, clipped_T), float32 at least."""
     check_aligned(token_name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
     ratio_B = _ratio(seqs.mean(upcast(logp_T) - upcast(old_logp_T)))
     ratio_T = seqs.expand_to_tokens(ratio_B)
@@ -84,8 +88,10 @@ def gmpo_loss(
     clip_ratio_low: float = 0.4,  # log-ratios are at least -clip_ratio_low (advantage < 0)
     clip_ratio_high: float = 0.4,  # and at most clip_ratio_high (advantage > 0)
     token_name: TokenName | None = None,  # token position -> sample, for error messages
-) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T), float32 at least
-    "Surrogate with the geometric mean of clipped token ratios (arXiv 2507.20673)"
+) -> tuple[Tensor, Tensor]:
+    """Surrogate with the geometric mean of clipped token ratios (arXiv 2507.20673)
+
+    Returns (loss_T, clipped_T), float32 at least."""
     check_aligned(token_name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
     log_ratio_T = upcast(logp_T) - upcast(old_logp_T)
     limited_T = torch.where(
@@ -105,8 +111,10 @@ def cispo_loss(
     clip_ratio_low: float = 1.0,  # the weight is at least 1 - clip_ratio_low
     clip_ratio_high: float = 4.0,  # and at most 1 + clip_ratio_high
     token_name: TokenName | None = None,  # token position -> sample, for error messages
-) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T: where the weight was clipped)
-    "REINFORCE with a clipped importance weight (arXiv 2506.13585)"
+) -> tuple[Tensor, Tensor]:
+    """REINFORCE with a clipped importance weight (arXiv 2506.13585)
+
+    Returns (loss_T, clipped_T: where the weight was clipped)."""
     check_aligned(token_name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
     ratio_T = _ratio(upcast(logp_T) - upcast(old_logp_T)).detach()
     weight_T = ratio_T.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
@@ -121,8 +129,10 @@ def sapo_loss(
     tau_pos: float = 1.0,  # temperature of the gate where the advantage is positive
     tau_neg: float = 1.05,  # temperature elsewhere
     token_name: TokenName | None = None,  # token position -> sample, for error messages
-) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T: zeros), float32 at least
-    "Surrogate whose ratio passes through a sigmoid gate (arXiv 2511.20347)"
+) -> tuple[Tensor, Tensor]:
+    """Surrogate whose ratio passes through a sigmoid gate (arXiv 2511.20347)
+
+    Returns (loss_T, clipped_T: zeros), float32 at least."""
     check_aligned(token_name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
     ratio_T = _ratio(upcast(logp_T) - upcast(old_logp_T))
     tau_T = torch.full_like(ratio_T, tau_neg).masked_fill(adv_T > 0, tau_pos)
@@ -151,8 +161,10 @@ def dppo_loss(
     clip_ratio_high: float = 0.15,  # largest divergence where it became likelier (advantage > 0)
     clip_ratio_c: float | None = None,  # largest weight (default: not truncated)
     token_name: TokenName | None = None,  # token position -> sample, for error messages
-) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T: outside the trust region)
-    "Surrogate masked by a divergence in place of a ratio (arXiv 2602.04879)"
+) -> tuple[Tensor, Tensor]:
+    """Surrogate masked by a divergence in place of a ratio (arXiv 2602.04879)
+
+    Returns (loss_T, clipped_T: outside the trust region)."""
     check_aligned(token_name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
     logp_T, old_logp_T = upcast(logp_T), upcast(old_logp_T)
     fixed_T = logp_T.detach()
@@ -213,8 +225,10 @@ def kl_estimate(
     estimator: KlEstimator = "low_var_kl",  # see the table above
     sampled_logp_T: Tensor | None = None,  # weight by the ratio to this policy
     token_name: TokenName | None = None,  # token position -> sample, for error messages
-) -> Tensor:  # kl_T, float32 at least; with gradient if logp_T has one
+) -> Tensor:
     """Estimate of KL(policy || reference) at each sampled token.
+
+    Returns kl_T, float32 at least; with gradient if logp_T has one.
 
     Raises `NumericsError` naming the first token that is not finite."""
     if estimator not in get_args(KlEstimator):
@@ -371,8 +385,10 @@ def importance_weights(
     threshold: float = 2.0,  # upper bound of the ratio
     veto_threshold: float | None = None,  # drop sequences with a token ratio below it
     token_name: TokenName | None = None,  # token position -> sample, for error messages
-) -> Tensor:  # weight_T, float32 at least, no gradient; 0 where the mask is 0
-    "Bounded importance weight p0 / q of each token"
+) -> Tensor:
+    """Bounded importance weight p0 / q of each token
+
+    Returns weight_T, float32 at least, no gradient; 0 where the mask is 0."""
     if rollout_is not in get_args(RolloutIS):
         raise ConfigError(
             f"rollout_is is {rollout_is!r}", nearest(rollout_is, get_args(RolloutIS))

@@ -491,7 +491,7 @@ def compare_runs(a: Path | str, b: Path | str) -> Outcomes | RunComparison:
 
 
 def compare_before(path: Path | str) -> Outcomes | RunComparison:
-    """Compare a run with the last one of its recipe and scale that started before it
+    """Compare a run with the last complete one of its recipe and scale that started before it
 
     Without one its numbers stand alone."""
     run = RunFolder.open(path)
@@ -500,6 +500,7 @@ def compare_before(path: Path | str) -> Outcomes | RunComparison:
     earlier = [f.parent for f in files if start_time(f.parent) < began]
     for other in sorted(earlier, key=start_time, reverse=True):
         with suppress(CookbookError):  # unfinished, damaged, or of another recipe
+            complete_run(other)
             return compare_runs(other, run.path)
     return run_outcomes([run.path])
 

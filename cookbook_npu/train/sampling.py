@@ -228,7 +228,7 @@ class Grading:
 # %% ../../nbs/train/10_sampling.ipynb #db22bacf
 def verdict_note(samples: Sequence[Sample], config: RewardConfig) -> str:
     "Return why the accuracy is missing, or 0 in spite of several rewards above 0; empty: it is fine"
-    remedy = 'a scorer returns {"score": ..., "acc": ...}, or set reward.correct_threshold'
+    remedy = 'a scorer returns {"score": ..., "acc": ...}, or set reward.correct_threshold={scorer: 0.5}'
     if all(s.correct is None for s in samples):
         return f"no scorer says which responses are correct: eval_reward, no eval_accuracy; {remedy}"
     rewards = sorted({s.reward for s in samples if s.reward is not None and s.reward > 0})

@@ -280,6 +280,8 @@ def open_tracker(
     history = [record for record in records if record["step"] <= last]
     if config.output.resume:
         print(f"resuming {folder.path} from step {max(last, 0)}", flush=True)
+        if last >= config.num_steps:
+            print("it has all its steps: nothing is trained; raise num_steps", flush=True)
     folder.save_settings(config)
     view = live_view(config.num_steps, history=history, answers=answers)
     if isinstance(view, NotebookView) and inherited_settings(config, os.environ) is None:

@@ -349,11 +349,10 @@ OWN = {  # a cell that defines `mine` -> its score of "5 5" where it takes one, 
     "def mine(text, *_):\n  class Inside:\n    one = 1\n    two = one\n  return Inside.two": 1.0,
     "def mine(*_): return 0.5 if lost is None and not found else array(1)": 0.5,
     "def mine(*_):\n  try: import absent as own\n  except ImportError: own = None\n  return own or 1": 1.0,
-    "def mine(*_): return numpy": "mine uses numpy, which its source neither defines nor imports",
     "def mine(*_): return FACTOR": "mine uses FACTOR, which its source neither defines nor imports",
     "def mine(text, *_, f=FACTOR): return f": "mine uses FACTOR, which",
     "@functools.partial\ndef mine(*_): return 1.0": "is a partial, not a function",
-    "def mine(*_): return never + 1": "mine uses never, which",
+    "def mine(*_): return never + 1": "mine uses never, which is defined nowhere. Correct the name.",
     "def make(n):\n  def mine(*_): return n\n  return mine\nmine = make(3)": "mine uses n of the function",
     "mine = lambda *_: 1.0": "<lambda> is a lambda",
     "mine = Grader().method": "Grader.method is a method, not a function",
@@ -387,9 +386,8 @@ def test_a_function_of_a_notebook_is_a_file_of_the_run(cell, tmp_path, monkeypat
             qwen3_4b_colocate(overrides=given)
         assert expected in str(refused.value)
         words = r"%%writefile (\w+)\.py\ndef \1\(text, label, metadata\): \.\.\.\n"
-        assert re.search(
-            words + r'overrides = \{"reward.scorers": \{"./\1.py:\1"', str(refused.value)
-        )
+        words += r'overrides = \{"reward.scorers": \{"./\1.py:\1"'
+        assert "Correct" in expected or re.search(words, str(refused.value))
         return
     config = qwen3_4b_colocate(overrides=given)
     name = next(iter(config.reward.scorers))

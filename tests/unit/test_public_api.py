@@ -1,6 +1,8 @@
 """What a notebook user imports from the package: names and signatures"""
 
+import importlib
 import inspect
+import re
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -128,3 +130,10 @@ def test_a_wrong_setting_is_shown_without_the_frames_of_the_package(capsys):
     shown = capsys.readouterr().out
     assert "line 2" in shown and "Did you mean 'optim.learning_rate'" in shown, shown
     assert shown.count("File ") == 1, shown
+
+
+@pytest.mark.parametrize("room", ["rl", "data"])
+def test_a_room_names_only_modules_that_it_has(room):
+    words = importlib.import_module(f"cookbook_npu.{room}").__doc__ or ""
+    for name in re.findall(r"`([a-z_]+)`", words):
+        importlib.import_module(f"cookbook_npu.{room}.{name}")
