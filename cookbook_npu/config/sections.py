@@ -73,7 +73,8 @@ def find_run(run: Path | str) -> Path:
     inside = Path(*path.parts[1:]) if path.parts[:1] == ("runs",) else path
     places = (path, root / path, root / inside)
     found = (place for place in places if (place / "config.json").is_file())
-    return next(found, path).absolute()
+    missing = path if path.exists() or len(inside.parts) != 1 else root / inside
+    return next(found, missing).absolute()
 
 
 def whole_run(folder: Path) -> Path:

@@ -41,7 +41,7 @@ from ..config import (
     stored_config,
     whole_run,
 )
-from ..config.sections import check_run_name
+from ..config.sections import check_run_name, default_runs_folder
 from ..data.datasets import RecordCache, local_model
 from ..errors import (
     ConfigError,
@@ -50,6 +50,7 @@ from ..errors import (
     MissingError,
     RunLocked,
     StorageError,
+    nearest,
     parse_json,
 )
 from ..model.tiny import model_checksum
@@ -798,7 +799,7 @@ class RunFolder:
         if not folder.config_file.is_file():
             raise MissingError(
                 f"{folder.path} is not a run folder: it has no config.json",
-                "Give the folder of a run.",
+                f"Give the folder of a run. {_known_runs(folder.path.name)}".strip(),
             )
         if write:
             folder.lock_fd = lock_folder(folder.path)
@@ -836,3 +837,8 @@ def newest_run(root: Path) -> Path | None:
     folders = [file.parent for file in root.glob("*/config.json")]
     folders = [f for f in folders if not f.name.startswith((".", REHEARSAL))]
     return max(folders, key=start_time, default=None)
+
+# %% ../../nbs/runs/00_folder.ipynb #2d50fb10
+def _known_runs(name: str) -> str:
+    runs = [file.parent.name for file in default_runs_folder().glob("[!.]*/config.json")]
+    return nearest(name, runs) if runs else ""

@@ -47,6 +47,7 @@ from ..model.tiny import (
 from ..npu.shims.torchvision_ops import install_finder
 from ..parameters import inherited_settings
 from ..plan.preflight import check_layout, check_machine
+from ..plan.roles import REHEARSE_ENV
 from ..rollout.episodes import EpisodeRunner, InitialPromptLength
 from ..runs.answers import answer_table, newest_answers
 from ..runs.checkpoints import Checkpoint
@@ -120,7 +121,8 @@ def prepare_model(config: RunConfig, *folders: RunFolder) -> str:
     """Return the Hugging Face folder that trainer and engines start from, and record it in run and tenants
 
     A resumed run takes the recorded one. A line names random weights."""
-    if why := random_start(config):
+    # the reward of a rehearsal does not need a trained model
+    if REHEARSE_ENV not in os.environ and (why := random_start(config)):
         print(f"first weights: {why}", flush=True)
     run = folders[0]
     resumed = run.base_model_file.exists() or resume_step(run.path) is not None
