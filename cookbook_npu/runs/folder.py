@@ -797,9 +797,11 @@ class RunFolder:
         folder = cls(find_run(path))
         folder.refuse_links()
         if not folder.config_file.is_file():
+            runs = [f.parent.name for f in default_runs_folder().glob("[!.]*/config.json")]
+            known = nearest(folder.path.name, runs) if runs else ""
             raise MissingError(
                 f"{folder.path} is not a run folder: it has no config.json",
-                f"Give the folder of a run. {_known_runs(folder.path.name)}".strip(),
+                f"Give the folder of a run. {known}".strip(),
             )
         if write:
             folder.lock_fd = lock_folder(folder.path)
@@ -837,8 +839,3 @@ def newest_run(root: Path) -> Path | None:
     folders = [file.parent for file in root.glob("*/config.json")]
     folders = [f for f in folders if not f.name.startswith((".", REHEARSAL))]
     return max(folders, key=start_time, default=None)
-
-# %% ../../nbs/runs/00_folder.ipynb #2d50fb10
-def _known_runs(name: str) -> str:
-    runs = [file.parent.name for file in default_runs_folder().glob("[!.]*/config.json")]
-    return nearest(name, runs) if runs else ""
