@@ -129,7 +129,7 @@ class StorageError(CookbookError, OSError):
     "A write to disk failed; names the file or folder"
 
 
-class NumericsError(CookbookError, ArithmeticError):
+class NumericsError(_InputError, ArithmeticError):
     "A value is not finite; names the quantity and the sample"
 
 

@@ -404,7 +404,7 @@ def check_reward(config: RewardConfig) -> None:
             if name not in names:
                 raise ConfigError(
                     f"reward.{key} has {name!r}, which is no scorer of this reward",
-                    nearest(name, names),
+                    f"{nearest(name, names)} A function of a cell is its own key: {{f: ...}}.",
                 )
 
 
