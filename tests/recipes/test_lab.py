@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import nbformat
 import pytest
@@ -74,6 +75,7 @@ def jupyter_lab(folder: Path, tmp_path: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
     command += ["--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", "--LabApp.news_url="]
     command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    command += re.findall(r"--ContentsManager\S+", (ROOT / "Makefile").read_text())
     with open(tmp_path / "server.log", "w") as log:
         server = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
         try:
@@ -87,6 +89,16 @@ def jupyter_lab(folder: Path, tmp_path: Path) -> Iterator[str]:
 def lab(recipe, tmp_path):
     with jupyter_lab(recipe.parent, tmp_path) as place:
         yield place.format(recipe.name)
+
+
+@pytest.mark.skipif(bool(NO_LAB), reason=NO_LAB or "")
+def test_the_pages_that_readme_names_open_in_make_lab(tmp_path):
+    pages = re.findall(r"\]\((\.docs/[^)#]+)", (ROOT / "README.md").read_text())
+    assert len(pages) > 3
+    with jupyter_lab(ROOT, tmp_path) as place:
+        for page in pages:
+            url = place.format(page).replace("/lab/tree/", "/api/contents/")
+            assert json.loads(urlopen(url).read())["type"] == "file", page
 
 
 def address(server: subprocess.Popen, runtime: Path) -> str:
