@@ -243,9 +243,6 @@ class LetterJudge(http.server.BaseHTTPRequestHandler):
 
     asked: list[str]
 
-    def log_message(self, *_):
-        pass
-
     def answer(self, content):
         body = json.dumps(content).encode()
         self.send_response(200)

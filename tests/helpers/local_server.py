@@ -17,7 +17,8 @@ def serve(
     **attributes: Any,  # what every handler of this server has
 ) -> Iterator[str]:
     "Address of a server on a free port"
-    own = type(handler.__name__, (handler,), attributes)
+    quiet = {"log_message": lambda *_: None}
+    own = type(handler.__name__, (handler,), quiet | attributes)
     server = Server(("127.0.0.1", 0), own)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

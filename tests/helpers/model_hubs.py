@@ -141,9 +141,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         else:
             self.answer_json(200, {"Code": 200, "Data": {"Name": repo}, "Success": True})
 
-    def log_message(self, *args) -> None:
-        "Be quiet"
-
 
 @contextmanager
 def serve_models() -> Iterator[ModelHub]:

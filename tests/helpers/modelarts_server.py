@@ -135,9 +135,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.service.jobs[name] = Job(body, list(self.service.script))
         self.answer(201, self.service.answer(name, look=False))
 
-    def log_message(self, *args) -> None:
-        "Be quiet"
-
 
 @contextmanager
 def serve_modelarts() -> Iterator[Service]:

@@ -43,9 +43,6 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
     lists = 200  # status of the list of models
     answers = "big"  # the model that a reply names
 
-    def log_message(self, *_):
-        pass
-
     def handle(self):
         with suppress(OSError):  # the judge has closed the connection
             super().handle()
@@ -279,9 +276,6 @@ class Silent(http.server.BaseHTTPRequestHandler):
     "Accepts a connection and says nothing, or refuses the key"
 
     status = 0
-
-    def log_message(self, *_):
-        pass
 
     def do_GET(self):
         if not self.status:

@@ -143,9 +143,6 @@ class Recorder(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @pytest.mark.parametrize(
     ("code", "kind"), [(0, "success"), (75, "warning"), (1, "failure")]

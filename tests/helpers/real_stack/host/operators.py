@@ -299,9 +299,25 @@ def fused_infer_attention_score(
 
 @formula("npu::npu_fused_infer_attention_score.out")
 def fused_infer_attention_score_out(
-    *tensors: Tensor, out: Sequence[Tensor], workspace: Tensor | None = None, **given: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    atten_mask: Tensor | None = None,
+    actual_seq_lengths: Sequence[int] = (),
+    actual_seq_lengths_kv: Sequence[int] = (),
+    block_table: Tensor | None = None,
+    num_heads: int = 1,
+    scale: float = 1.0,
+    input_layout: str = "BSH",
+    num_key_value_heads: int = 0,
+    sparse_mode: int = 0,
+    block_size: int = 0,
+    workspace: Tensor | None = None,
+    out: Sequence[Tensor],
 ) -> Sequence[Tensor]:
-    out[0].copy_(fused_infer_attention_score(*tensors, **given)[0].view_as(out[0]))
+    given = {k: v for k, v in locals().items() if k not in ("workspace", "out")}
+    out[0].copy_(fused_infer_attention_score(**given)[0].view_as(out[0]))
     return out
 
 
