@@ -252,10 +252,10 @@ class Run:
 COMPLETIONS = 6  # held-out prompts whose answers trackers and TensorBoard get
 
 
-def _import_tokenizers() -> None:
-    "Import the tokenizers; an error is raised where they are used"
+def _import_tokenizers(name: str) -> None:
+    "Import a class of tokenizers; an error is raised where it is used"
     with suppress(ImportError):
-        importlib.import_module("transformers").PreTrainedTokenizerFast
+        getattr(importlib.import_module("transformers"), name)
 
 
 def _freeze() -> None:
@@ -353,7 +353,8 @@ def start_devices(
     "Reserve the devices of a run; the view shows what takes long, a second signal ends the workers"
     stack.callback(sweep_scratch)
     sweep_scratch()
-    importing = threading.Thread(target=_import_tokenizers, daemon=True)
+    tokenizer = "AutoTokenizer" if config.model.path else "PreTrainedTokenizerFast"
+    importing = threading.Thread(target=_import_tokenizers, args=[tokenizer], daemon=True)
     importing.start()
     cluster = stack.enter_context(start_cluster(config, folder))
     # an import of transformers during another one gets an incomplete module
