@@ -190,10 +190,15 @@ def takes_device(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        for name in _DEVICE_ARGUMENTS:
-            if name in kwargs:
-                kwargs[name] = _translate_named(name, kwargs[name])
-        return function(*map(translate_device, args), **kwargs)
+        if kwargs:
+            for name in _DEVICE_ARGUMENTS:
+                if name in kwargs:
+                    kwargs[name] = _translate_named(name, kwargs[name])
+        for value in args:  # a thousand calls in a step, most of them without a device here
+            if isinstance(value, (str, torch.device)):
+                args = tuple(map(translate_device, args))
+                break
+        return function(*args, **kwargs)
 
     return wrapped
 
