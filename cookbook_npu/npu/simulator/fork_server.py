@@ -39,6 +39,7 @@ COOKBOOK_NPU_SIM_MEMORY COOKBOOK_NPU_SIM_SESSION COOKBOOK_NPU_SIM_FAULTS COOKBOO
 CUDA_DEVICE_MAX_CONNECTIONS COOKBOOK_NPU_SOURCES IN_TEST JUPYTER_PATH PYTHONBREAKPOINT
 CLICOLOR CLICOLOR_FORCE FORCE_COLOR GIT_PAGER PAGER TERM COLUMNS LINES OLDPWD PWD SHLVL _
 TORCHINDUCTOR_CACHE_DIR""".split()
+_FOR_SERVER = (SERVERS_ENV, "TORCHINDUCTOR_CACHE_DIR")  # its imports make that folder
 RUNTIME_PREFIXES = ("PYTEST_", "RAY_", "JPY_")
 
 
@@ -375,7 +376,7 @@ def _start_process(address: Path, warm_up: Sequence[str], env: Mapping[str, str]
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", code],
             cwd=address.parent,
-            env=import_environment(env) | {SERVERS_ENV: env[SERVERS_ENV]},
+            env=import_environment(env) | {k: env[k] for k in _FOR_SERVER if k in env},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
