@@ -191,7 +191,7 @@ class Tasks:
             await self._ended.wait()
 
     async def drain(self) -> None:
-        "Wait for all tasks, and those that they start; of their errors only those of programs stay"
+        "Wait for all tasks, and those that they start; keep only errors that are no `CookbookError`"
         while waiting := [task for task, drained in self.running.items() if drained]:
             await asyncio.wait(waiting)
         self.errors = [e for e in self.errors if not isinstance(e, CookbookError)]
