@@ -4,6 +4,7 @@ Each public name is imported from its module on first use, so importing the pack
 nothing in the process. No notebook exports this module.
 """
 
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -77,19 +78,20 @@ _HOMES = {  # name -> module
 __all__ = sorted(_HOMES)
 
 
-_RENAMED = {"preset": "find_recipe"}  # refused with the new name, for one release
-
-
 def __getattr__(name: str) -> Any:
     "Import a public name on first use (PEP 562)"
-    if name in _RENAMED:
-        raise AttributeError(f"cookbook_npu.{name} is now cookbook_npu.{_RENAMED[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "session":
-        # a driver needs no device; torch would load torch_npu
-        import_module(f"{__name__}.npu.device").import_torch_alone()
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    collects = gc.isenabled()
+    gc.disable()  # imports leave almost no garbage
+    try:
+        if name == "session":
+            # a driver needs no device; torch would load torch_npu
+            import_module(f"{__name__}.npu.device").import_torch_alone()
+        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    finally:
+        if collects:
+            gc.enable()
     globals()[name] = value
     return value
 

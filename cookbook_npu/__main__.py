@@ -6,6 +6,7 @@
 __all__ = ['command']
 
 # %% ../nbs/98_command.ipynb #460c4ab2
+import gc
 import os
 import signal
 import sys
@@ -66,8 +67,10 @@ def command() -> None:
     listens = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if listens:
         signal.signal(signal.SIGINT, _end_at_once)
+    gc.disable()  # imports leave almost no garbage
     from .cli import main
 
+    gc.enable()
     if listens:
         sys.unraisablehook = _raise_again
         signal.signal(signal.SIGINT, _interrupt)

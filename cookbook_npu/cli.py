@@ -58,7 +58,7 @@ from .errors import (
     nearest,
 )
 from .notebook import parameter_defaults, recipe_of
-from .npu.device import NPU, SIMULATE_ENV, free_port
+from .npu.device import NPU, SIMULATE_ENV, free_port, hidden
 from .parameters import (
     NAMES,
     Given,
@@ -263,18 +263,16 @@ def execute(
     notebook: Path, parameters: Mapping[str, Any], folder: Path, steps: int | None = None
 ) -> None:
     "Run a recipe with papermill; its output appears on the terminal"
-    from papermill.exceptions import PapermillExecutionError
+    with hidden("pyarrow"):  # papermill imports it for paths that begin with hdfs://
+        from papermill.exceptions import PapermillExecutionError
 
-    from .runs.kernel import KernelEnded, growing_notebook, run_notebook
+        from .runs.kernel import KernelEnded, growing_notebook, run_notebook
 
-    target = find_target(parameters.get("scale") or "laptop")
     if columns := terminal_columns():
         os.environ["COLUMNS"] = str(columns)  # for what the kernel prints
     resume = bool((parameters.get("overrides") or {}).get("output.resume"))
     try:
         with growing_notebook(folder, resume) as aside, print_progress(folder, steps):
-            if target.simulated and not os.environ.get("RAY_ADDRESS"):
-                preload_workers()
             run_notebook(notebook, aside, parameters)
     except KernelEnded as e:
         _exit_run(str(e), folder)
@@ -485,6 +483,9 @@ def _run(
     check_kernel()
     steps = None  # of a notebook that is no recipe
     with locate_errors(given):
+        target = find_target(parameters.get("scale") or "laptop")
+        if target.simulated and not os.environ.get("RAY_ADDRESS"):
+            preload_workers()  # imports while this process checks the run
         folder = name_run(notebook, parameters)
         if recipe_of(notebook):
             inputs = check_machine(config := resolve_run(notebook, parameters))
@@ -562,8 +563,8 @@ def refuse_empty_result(folder: Path) -> None:
 
 # %% ../nbs/99_cli.ipynb #83e251fa
 _ORDER = (
-    "Precedence, from low to high: default, recipe at its scale, resumed run, -f files in their order, "
-    "-p parameters, -p overrides. Overrides are merged key by key; "
+    "Precedence, from low to high: default, recipe at its scale, parameters cell of the notebook, "
+    "resumed run, -f files in their order, -p parameters, -p overrides. Overrides are merged key by key; "
     "environment variables set no key, but COOKBOOK_RUNS is the default of output.root. "
     "cookbook-npu plan RECIPE --settings shows the source of each value. "
     "Examples: cookbook-npu config; cookbook-npu config clip; cookbook-npu config --all"

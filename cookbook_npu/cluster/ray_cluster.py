@@ -233,7 +233,7 @@ def start_forks(env: Mapping[str, str]) -> Any:
         atexit.register(remove_scratch, folder)
         return folder
 
-    modules = ("cookbook_npu.cluster.worker_group",)
+    modules = ("cookbook_npu.train.run_trainer", "cookbook_npu.train.rollout_worker")
     return start_worker_forks(worker_env(env), modules, server_root)
 
 
@@ -428,8 +428,8 @@ class RayNode:
     def check(self) -> None:
         """Raise `DeviceError` if Ray has ended.
 
-        Check before each use of the object store: without a raylet Ray ends the driver silently, and
-        a minute after the end of its gcs_server."""
+        Check before each use of the object store: Ray ends the driver silently without a raylet, and
+        a minute after its gcs_server has ended."""
         if what := self.lost():
             raise _ray_has_ended("this machine", what, self.run)
 
@@ -465,7 +465,9 @@ class Cluster:
     slots: tuple[DeviceSlot, ...] = ()  # sorted
     placements: list[Any] = field(default_factory=list)  # Ray's placement groups
     worker_groups: list[Any] = field(default_factory=list)  # living groups
-    on_wait: Callable[[], Any] | None = None  # called about once a second during a call
+    on_wait: Callable[[], Any] | None = (
+        None  # called about once a second in `Future.result`
+    )
     node: RayNode = field(default_factory=RayNode)
 
     @property
@@ -571,7 +573,7 @@ class Cluster:
                 options = partial(init_options, *settings)
                 shims = ["ray.unused_services"]
                 shims += ["ray.node_start"] if address is None else []
-                shims += ["ray.worker_command"] if simulated else []
+                shims += ["ray.worker_command", "ray.agents"] if simulated else []
                 node.start(address, options, shims)
             # a forked worker answers only after its fork server has finished importing
             locate_timeout = max(timeout, START_TIMEOUT_S) if node.server else timeout

@@ -614,6 +614,15 @@ _STATUS_METRICS = (
 _PAUSE_S = 1.0  # between drawings of the curves
 
 
+def _show_figures() -> None:
+    "Let this notebook show figures as PNG, without pyplot; the import of matplotlib takes 0.3 s"
+    from IPython import get_ipython
+    from IPython.core.pylabtools import select_figure_formats
+
+    if get_ipython() is not None:
+        select_figure_formats(get_ipython(), {"png"}, bbox_inches=None)
+
+
 class NotebookView(Sink):
     "A progress bar and curves that are updated in place"
 
@@ -678,6 +687,7 @@ class NotebookView(Sink):
     def close(self, failed: bool = False) -> None:
         self.bar.update(self.progress(ended=True))
         if self.records:
+            _show_figures()
             # two across: three are unreadable in a narrow window
             self.figure.update(plot_curves(to_columns(self.records), self.panels, across=2))
 
@@ -690,11 +700,6 @@ def live_view(
     "Return a notebook view in a notebook, else a console sink"
     if not in_notebook():
         return ConsoleSink(steps)
-    from IPython import get_ipython
-    from IPython.core.pylabtools import select_figure_formats
-
-    # without pyplot
-    select_figure_formats(get_ipython(), {"png"}, bbox_inches=None)
     return NotebookView(steps, history=history, answers=answers)
 
 # %% ../../nbs/runs/02_plots.ipynb #aed29b6b

@@ -165,3 +165,19 @@ def test_npu_is_a_package_of_its_own_with_the_errors(tmp_path):
     command = [sys.executable, "-P", "-c", ALONE]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout[-500:] + done.stderr[-2000:]
+
+
+def test_megatron_does_not_import_what_a_trainer_does_not_use(check, tmp_path):
+    for name in ("wandb", "torch_memory_saver"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported')")
+    body = """
+bootstrap("trainer")
+import megatron.core.inference.contexts.dynamic_context as context
+assert not context.HAVE_WANDB and not context.HAVE_TORCH_MEMORY_SAVER
+try:
+    import wandb
+except RuntimeError as e:
+    return str(e)
+"""
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    assert check(body, env={"PYTHONPATH": path}) == "imported"

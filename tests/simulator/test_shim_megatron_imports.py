@@ -127,27 +127,6 @@ test_shim = each(
             norm = kind(config=config, hidden_size=8, persist_layer_norm=False).to("npu")
             return norm(torch.randn(2, 8, device="npu")).shape == (2, 8)
     """),
-    # The trainer can set the mode; Megatron cannot
-    ("megatron.memory_saver_mode", "check() returned False", """
-        import importlib, sys, types
-        class Saver:
-            settings = {}
-            @property
-            def hook_mode(self): raise AttributeError
-            @hook_mode.setter
-            def hook_mode(self, value): self.settings["hook_mode"] = value
-        package = sys.modules["torch_memory_saver"] = types.ModuleType("torch_memory_saver")
-        saver = package.torch_memory_saver = Saver()
-        import cookbook_npu.npu.shims.transformer_engine.package
-        from cookbook_npu.npu.shims.megatron_core import imports
-        for name in ("transformer_engine.stub", "megatron.memory_saver_mode"):
-            assert registry.apply(name).state == "applied"
-        def check():
-            saver.hook_mode = "preload"
-            sys.modules.pop(imports.DYNAMIC_CONTEXT, None)
-            module = importlib.import_module(imports.DYNAMIC_CONTEXT)
-            return module.HAVE_TORCH_MEMORY_SAVER and saver.settings == {"hook_mode": "preload"}
-    """),
     ("megatron.rng_state", "random.py", """
         import torch
         from megatron.core import tensor_parallel

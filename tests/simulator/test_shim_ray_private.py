@@ -51,6 +51,23 @@ test_shim = each(
                 log.seek(0)
                 return "simulator.preload" in log.read()
     """),
+    # No agent of the dashboard starts; that of runtime environments answers on its port
+    ("ray.agents", "check() returned False", """
+        import psutil
+        import ray
+        import cookbook_npu.npu.shims.ray
+        for name in ("unused_services", "worker_command", "agents"):
+            registry.apply(f"ray.{name}")
+        def check():
+            ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+            try:
+                words = [" ".join(p.cmdline()) for p in psutil.Process().children(recursive=True)]
+                task = ray.remote(lambda: __import__("os").environ["A"])
+                value = ray.get(task.options(runtime_env={"env_vars": {"A": "1"}}).remote())
+            finally:
+                ray.shutdown()
+            return value == "1" and not any("dashboard/agent.py" in w for w in words)
+    """),
     bootstrap=None,
 )
 # fmt: on

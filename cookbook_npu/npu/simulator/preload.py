@@ -50,10 +50,13 @@ WORKER = (
     "transformers.generation.utils",
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.models.qwen2.tokenization_qwen2",
+    "httpx",
     # dependencies of Megatron and the bridge
     "torch.distributed.tensor",
     "torch.distributed.checkpoint",
     "torch.utils.tensorboard",
+    "torch.distributed.tensor.experimental._attention",
+    "setuptools",
     "peft",
     "datasets",
     "einops",
@@ -204,7 +207,12 @@ def start_ray_process(words: Sequence[str]) -> None:
     "Become a fork of the server, or what Ray itself would have started"
     # jsonschema, an import of Ray, would parse a grammar for 1.3 s for an optional check
     cast(dict[str, Any], sys.modules)["rfc3987_syntax"] = None
+    if not words:  # the dashboard agent (shim ray.agents)
+        raylet = os.pidfd_open(int(os.environ["RAY_RAYLET_PID"]))
+        select.select([raylet], [], [])
+        return
     if words[0].endswith(".py") and not words[0].endswith("default_worker.py"):
+        os.nice(10)  # an agent, which the workers of a run do not wait for
         run_script(words)
         return
     plain, command = split_command(words)
