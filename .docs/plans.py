@@ -41,7 +41,8 @@ def planned(recipe: str, chip: str, devices: int, length: int) -> Row:
             origin,
         )
     largest = max(plan.phases, key=lambda phase: phase.nbytes)
-    needed = f"{largest.low / 2**30:.0f} to {largest.nbytes / 2**30:.0f}"
+    low = max(phase.low for phase in plan.phases)
+    needed = f"{low / 2**30:.0f} to {largest.nbytes / 2**30:.0f}"
     gib = f"{needed} of {plan.capacity / 2**30:.0f} GiB ({largest.name})"
     if largest.nbytes > plan.capacity:
         gib += ": only the lower end fits"

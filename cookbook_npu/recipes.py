@@ -281,11 +281,6 @@ class Recipe:
             return values
         return {**values, **_real_model(values)}
 
-    def with_settings(self, settings: Settings) -> "Recipe":
-        "Return a copy in which `settings` replace its own at every scale"
-        scales = {scale: {**self.at.get(scale, {}), **settings} for scale in SCALES}
-        return replace(self, at=scales)
-
     def chosen_variants(self, scale: str, values: Settings) -> list[Variant]:
         "Return the variants that `values` select"
         return [

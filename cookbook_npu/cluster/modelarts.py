@@ -27,7 +27,8 @@ def resumable_command(
     given = shlex.join(["-f", parameters])
     start = f"cookbook-npu run {shlex.quote(recipe)} {given}"
     resume = f"cookbook-npu run --resume {folder} --restart {given}"
-    line = f"if [ -d {folder} ]; then {resume}; else {start}; fi"
+    # exec: an interactive shell ignores the SIGTERM with which the service stops a job
+    line = f"if [ -d {folder} ]; then exec {resume}; else exec {start}; fi"
     return f"bash -ic {shlex.quote(line)}"  # -i reads ~/.bashrc, which sources CANN
 
 

@@ -131,8 +131,8 @@ class VerifiersProcess:
         self.close()
         reason = first.get("refused", self._gone())
         raise ConfigError(
-            f"the environment {self.environment!r} of verifiers cannot be played: {reason}",
-            f"Try it with {python} -c 'import verifiers'; it must be installed there.",
+            f"the environment {self.environment!r} of verifiers cannot be loaded: {reason}",
+            f"Install verifiers and the package of the environment for {python}.",
         )
 
     def _read(self) -> None:

@@ -106,7 +106,7 @@ class RangeSet:
             self.prefix += 1
 
 # %% ../../nbs/data/04_prompts.ipynb #40b583bd
-# dropped: an engine was lost, or all rewards of the group were equal
+# dropped: engine or environment failed, a reward is missing, or all rewards are equal
 Outcome = Literal["trained", "dropped"]
 
 
@@ -294,11 +294,6 @@ class MixedOrder:
         k, own_draw = self._turns[t]
         return self.parts[k].draw(own_draw)
 
-# %% ../../nbs/data/04_prompts.ipynb #df67522a
-MAX_PROMPT_CHARS = 1_000_000  # a longer text may take minutes to tokenize
-# Prompt -> number of tokens of its episode's first messages, tool schemas included
-InitialTokens = Callable[[Prompt], int]
-
 # %% ../../nbs/data/04_prompts.ipynb #7a470bb5
 class LoadedSource(NamedTuple):
     "The prompts of a source"
@@ -315,6 +310,10 @@ def choose_schema(
     if config.record_format != "auto":
         return FORMATS[config.record_format], config.record_format
     if config.input_key and config.label_key:
+        keys = (config.input_key, config.label_key)
+        for name, schema in FORMATS.items():  # a known format's label rule holds, too
+            if keys in schema.keys and schema.accepts(record, keys):
+                return schema, f"{name} (detected)"
         return FORMATS["plain"], f"keys {config.input_key} and {config.label_key}"
     name = detect_format(record, place)
     return FORMATS[name], f"{name} (detected)"
@@ -426,6 +425,11 @@ class SourceReader:
             return self.held_out[:most]
         tasks = [n for n in config.mixture or [config.prompt_data] if n in GENERATED]
         return [p for n in tasks for p in self.from_task(n, most // len(tasks))[0]]
+
+# %% ../../nbs/data/04_prompts.ipynb #df67522a
+MAX_PROMPT_CHARS = 1_000_000  # a longer text may take minutes to tokenize
+# Prompt -> number of tokens of its episode's first messages, tool schemas included
+InitialTokens = Callable[[Prompt], int]
 
 # %% ../../nbs/data/04_prompts.ipynb #142b1f9f
 @dataclass(frozen=True)

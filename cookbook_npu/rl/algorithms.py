@@ -298,6 +298,12 @@ def algorithm_overrides(name: str) -> dict[str, Any]:  # dotted key -> value
     "The `overrides` with which a recipe runs one of `ALGORITHMS`; raises `ConfigError` with the nearest name"
     if name not in ALGORITHMS:
         raise ConfigError(f"there is no algorithm {name!r}", nearest(name, ALGORITHMS))
-    # always set: the recipe may use another estimator
+    # set although they are defaults: a recipe may have chosen otherwise
     chosen = {"advantage_estimator": "grpo", **ALGORITHMS[name].overrides}
+    if chosen["advantage_estimator"] in ("grpo", "rloo"):
+        chosen["whiten"] = False
+    if chosen.keys() & {"kl_loss_coef", "kl_in_reward"}:
+        chosen["use_reference"] = True
+    if "rollout_is" in chosen:
+        chosen["old_logprob_source"] = "trainer"
     return {f"algorithm.{key}": value for key, value in chosen.items()}

@@ -26,6 +26,7 @@ from ..npu.device import (
     parse_visible_devices,
     probe_cuda,
     probe_npu,
+    simulated_count,
 )
 
 # %% ../../nbs/targets/00_target.ipynb #4cb13b09
@@ -34,7 +35,7 @@ SCALES: tuple[Scale, ...] = ("laptop", "cuda", "910b")
 
 
 class Target:
-    "What depends on the scale of a run; the defaults are those of a GPU machine"
+    "What depends on the scale of a run; a subclass overrides what differs"
 
     scale: ClassVar[Scale]
     device: ClassVar[DeviceType]
@@ -98,7 +99,7 @@ class Laptop(Target):
 
     def probe(self, environ: Mapping[str, str]) -> Probe:
         "Return the NPUs that may be simulated; unlimited unless the environment sets a limit"
-        total = int(environ.get(SIMULATED_DEVICES_ENV, 2**16))
+        total = simulated_count({SIMULATED_DEVICES_ENV: str(2**16), **environ})
         count = len(parse_visible_devices(environ.get(NPU.visible_env), total))
         reason = (
             f"{SIMULATED_DEVICES_ENV} and {NPU.visible_env} allow {count} simulated NPUs"

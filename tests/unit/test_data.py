@@ -128,6 +128,7 @@ def test_every_format_from_file_to_prompt(tmp_path, tokenizer):
         "geo3k": ({"problem": "Solve.", "answer": "3", "images": []}, "3"),
         "plain": ({"prompt": "Solve.", "label": 7}, "7"),
     }
+    keyed = DataConfig(input_key="question", label_key="answer")
     for name, (record, label) in records.items():
         path = tmp_path / f"{name}.jsonl"
         path.write_text(json.dumps(record) + "\n")
@@ -140,6 +141,9 @@ def test_every_format_from_file_to_prompt(tmp_path, tokenizer):
             ]
             assert counts["read"] == counts["kept"] == 1
             assert name in source and ("detected" in source) == (record_format == "auto")
+        if name == "gsm8k":  # a format's label rule holds for keys that are its own, too
+            found, source, _ = PromptReader(keyed, tokenizer).read(path)
+            assert found[0].label == label and "gsm8k (detected)" in source
         chat = PromptReader(DataConfig(apply_chat_template=True), tokenizer).read(path)
         assert (
             chat.prompts[0].text

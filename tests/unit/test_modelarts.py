@@ -1,5 +1,6 @@
 """Training jobs of ModelArts: the real SDK, against a service made from the classes of the SDK."""
 
+import shlex
 import subprocess
 
 import pytest
@@ -98,19 +99,24 @@ def test_a_preempted_job_goes_on(service):
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_the_command_starts_and_resumes(exists, tmp_path):
-    "In a shell whose `cookbook-npu` prints its words"
+def test_the_command_starts_and_resumes_and_gets_the_signal_of_a_stop(exists, tmp_path):
+    "In a shell whose `cookbook-npu` prints its words; the service signals the command's process"
     run = tmp_path / "runs" / "first"
     if exists:
         run.mkdir(parents=True)
     program = tmp_path / "cookbook-npu"
-    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.write_text(
+        "#!/bin/sh\ntrap 'exit 5' TERM\necho \"$@\"\nwhile :; do sleep 0.1; done\n"
+    )
     program.chmod(0o755)
-    line = resumable_command("qwen3_4b_colocate", "/data/a b.json", str(run))
+    line = shlex.split(resumable_command("qwen3_4b_colocate", "/data/a b.json", str(run)))
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
-    done = subprocess.run(["sh", "-c", line], env=env, capture_output=True, text=True)
-    start = f"run --resume {run} --restart" if exists else "run qwen3_4b_colocate"
-    assert done.stdout.strip() == f"{start} -f /data/a b.json"
+    options = dict(env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    with subprocess.Popen(line, **options) as job:
+        start = f"run --resume {run} --restart" if exists else "run qwen3_4b_colocate"
+        assert job.stdout.readline().strip() == f"{start} -f /data/a b.json"
+        job.terminate()
+        assert job.wait(timeout=60) == 5
 
 
 def test_a_lost_connection_is_not_a_lost_job(service):

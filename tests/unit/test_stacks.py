@@ -256,7 +256,7 @@ def test_documented_lines_are_known():
         "python3 -m pip install --no-cache-dir"
         " -c .devcontainer/910b/vllm-ascend-${VLLM_ASCEND}.txt -e '.[stack]'",
     }
-    lines = set(install_lines(BEST))
+    lines = set(install_lines())
     strays = [(file, line) for file, line in documented() if line not in known | lines]
     assert not strays
     others = {SYSTEM_PACKAGES, "pip uninstall -y triton triton-ascend"}
@@ -347,7 +347,7 @@ def resolver_words(line: str, arch: str) -> list[str] | None:
 @pytest.mark.parametrize("python", BEST.versions["python"].split("|"))
 def test_each_documented_line_resolves(stubs, python, arch):
     "From wheels alone"
-    for line in install_lines(BEST):
+    for line in install_lines():
         words = resolver_words(line, arch)
         if words is not None:
             resolve(stubs, arch, python, *words)

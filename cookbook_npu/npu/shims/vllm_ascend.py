@@ -20,18 +20,17 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any
 
 from ...errors import ShimError
-from ..device import accelerator, has_package
+from ..device import accelerator, allowed_preload, has_package
 from .registry import MonkeyPatch, Shim, expect_parameters, registry
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #f1757b8d
 def without(package: str) -> Any:
-    "Return a `Shim.missing` for a package"
+    "Return a `Shim.missing` that reports a package which is not installed"
     return lambda self: "" if has_package(package) else f"{package} is not installed"
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #490d23e4
@@ -49,9 +48,6 @@ def contains_text(function: Callable, text: str) -> bool:
     return any(text in constant for constant in _text_constants(code))
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #0273d699
-_STRIPPED = ("LD_PRELOAD", "TMS_*")  # of a rollout process
-
-
 def mapped_libraries(part: str, maps: Path = Path("/proc/self/maps")) -> list[str]:
     "Return the paths of loaded libraries that contain `part`"
     if not maps.is_file():
@@ -60,8 +56,11 @@ def mapped_libraries(part: str, maps: Path = Path("/proc/self/maps")) -> list[st
     return sorted({f[5] for f in fields if len(f) == 6 and part in f[5]})
 
 
-def _stripped(env: Mapping[str, str]) -> list[str]:
-    return sorted(name for name in env if any(fnmatchcase(name, p) for p in _STRIPPED))
+def _stripped(env: Mapping[str, str]) -> dict[str, str | None]:
+    "The variables that a memory saver may use, each with what remains of it"
+    found = {name: allowed_preload(env[name]) for name in ("LD_PRELOAD",) if name in env}
+    found |= {name: None for name in env if name.startswith("TMS_")}
+    return {name: kept for name, kept in sorted(found.items()) if kept != env[name]}
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #f0266a1a
 @registry.register
@@ -82,11 +81,14 @@ class VllmEnvironmentShim(Shim):
                 "Set LD_PRELOAD in the environment of the trainer role, not in that of the job or the shell.",
             )
         names = _stripped(os.environ)
-        return bool(names), ", ".join(names) or "no LD_PRELOAD, no TMS_*"
+        return bool(names), ", ".join(names) or "no memory saver in LD_PRELOAD, no TMS_*"
 
     def install(self, patch: MonkeyPatch) -> None:
-        for name in _stripped(os.environ):
-            patch.delitem(os.environ, name)
+        for name, kept in _stripped(os.environ).items():
+            if kept is None:
+                patch.delitem(os.environ, name)
+            else:
+                patch.setitem(os.environ, name, kept)
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #2a4aaa4c
 NZ_ENV = "VLLM_ASCEND_ENABLE_NZ"

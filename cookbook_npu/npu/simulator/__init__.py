@@ -13,6 +13,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,16 +29,16 @@ DEFAULT_MEMORY = 64 << 30  # bytes, as on a 910B1
 
 
 def visible_ids() -> list[int]:  # ids on the machine, by index in this process
-    count = int(os.environ.get(SIMULATED_DEVICES_ENV, "8"))
+    count = device.simulated_count(os.environ)
     return device.parse_visible_devices(os.environ.get(NPU.visible_env), count)
 
 
-def memory_bytes() -> int:
+def memory_bytes(env: Mapping[str, str] = os.environ) -> int:
     "Return the capacity of each simulated NPU"
-    text = os.environ.get(MEMORY_ENV, str(DEFAULT_MEMORY))
+    text = env.get(MEMORY_ENV, str(DEFAULT_MEMORY))
     if not text.isdigit() or int(text) == 0:
         raise DeviceError(
-            f"{MEMORY_ENV}={text!r} is not a number of bytes",
+            f"{MEMORY_ENV}={text!r} is no number of bytes",
             "Example: 8589934592 for 8 GiB.",
         )
     return int(text)

@@ -88,7 +88,7 @@ def fail_collective(
 
 # %% ../../../nbs/npu/simulator/07_faults.ipynb #29456497
 def hang_collective(operation: str, nth: int = 1) -> None:
-    "Skip the `nth` call from now on, once; the other ranks wait until the group's timeout"
+    "Never join the `nth` call from now on, once: all ranks wait until the group's timeout"
     _check_collective(operation, nth)
     _device().break_collective(operation, nth, True)
 

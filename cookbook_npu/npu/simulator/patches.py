@@ -266,7 +266,7 @@ class Generator(metaclass=_GeneratorType):
         return _Generator(device=translate_device(device))
 
 # %% ../../../nbs/npu/simulator/05_patches.ipynb #10289aac
-# names that only the simulated torch.npu has
+# names that the real torch.npu does not have, and submodules
 _NOT_IN_CUDA = {
     "DeviceProperties",
     "set_capacity",

@@ -54,7 +54,7 @@ def figures(
 
 
 def criteria(found: dict[str, Any], log_steps: int, failed: list[str]) -> dict[str, bool]:
-    "Return each criterion of the pools, and whether the figures meet it"
+    "Return whether each criterion is met: three of the pools, then three of this project"
     sign = -1 if found["score"] == "sft_loss" else 1
     long = found["steps"] >= MIN_STEPS or found["hours"] >= MIN_HOURS
     fast = found["tokens_per_s_per_device"] > MIN_TOKENS_PER_S

@@ -195,7 +195,7 @@ def write_bundle(
     files: Mapping[str, str],
     program: CommandRunner = run_program,
 ) -> list[str]:
-    "Write the content of a bug report into one file; raises `ConfigError` for its name, or `OSError`"
+    "Write a zip file and return its entries; raises `ConfigError` for a name without .zip, or `OSError`"
     file = Path(file)
     if file.suffix != ".zip":
         raise ConfigError(

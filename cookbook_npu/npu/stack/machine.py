@@ -23,6 +23,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from .. import device
+from ..simulator import memory_bytes
 from .stacks import PARTS, Package, installed_packages
 
 # %% ../../../nbs/npu/stack/01_machine.ipynb #12c801ac
@@ -300,7 +301,7 @@ def read_machine(
     arch: str | None = None,  # None: this processor's
     python: str | None = None,  # None: this interpreter's version
 ) -> Machine:
-    "Return the record of a machine; imports nothing, never raises for unreadable values"
+    "Return the record of a machine; imports nothing; unreadable files leave empty values"
     root = Path(root)
     env = dict(os.environ if env is None else env)
     arch = arch or platform.machine()
@@ -330,8 +331,8 @@ def read_machine(
     )
     if env.get(device.SIMULATE_ENV) != "1" or devices:
         return machine
-    memory = int(env.get("COOKBOOK_NPU_SIM_MEMORY") or 64 * 2**30) // 2**20
-    count = int(env.get(device.SIMULATED_DEVICES_ENV) or 8)
+    memory = memory_bytes(env) // 2**20
+    count = device.simulated_count(env)
     devices = tuple(Device(i, "simulated", "OK", 0, memory) for i in range(count))
     return replace(machine, simulated=True, devices=devices)
 

@@ -214,8 +214,8 @@ def nearest_stack(
 MINDSPEED_SOURCE = "https://gitcode.com/Ascend/MindSpeed.git"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu/"
 ASCEND_INDEX = "https://mirrors.huaweicloud.com/ascend/repos/pypi"
-# torch -> packages of the same release, which vllm-ascend requires
-_COMPANIONS = {"2.10.0": "torchvision==0.25.0 torchaudio==2.10.0"}
+# of the same release as the recommended stack's torch; vllm-ascend requires them
+_COMPANIONS = " torchvision==0.25.0 torchaudio==2.10.0"
 # Debian and Ubuntu: a host memory allocator, and the tools that bind engines to cores
 SYSTEM_PACKAGES = "apt-get install -y libjemalloc2 numactl util-linux"
 _BUILD_TOOLS = (
@@ -254,12 +254,13 @@ def _install_torch(stack: Stack, companions: str = "") -> str:
 REMOVE_TRITON = "pip uninstall -y triton triton-ascend"
 
 # %% ../../../nbs/npu/stack/00_stacks.ipynb #b79fe5cf
-def install_lines(stack: Stack) -> list[str]:  # in order
-    "Return the commands for a new virtual environment, run in the folder of this repository"
+def install_lines() -> list[str]:  # in order, in the folder of this repository
+    "Return the commands for a new virtual environment with the recommended stack"
+    stack = KNOWN_STACKS[RECOMMENDED_STACK]
     keep = f"-c {constraints_file(stack)}"
     return [
         SYSTEM_PACKAGES,
-        _install_torch(stack, f" {_COMPANIONS[stack.versions['torch']]}"),
+        _install_torch(stack, _COMPANIONS),
         f"pip install {keep} {_BUILD_TOOLS}",
         _install("vllm", stack, keep),
         _install("vllm-ascend", stack),
