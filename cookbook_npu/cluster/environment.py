@@ -31,7 +31,7 @@ from ..npu.stack.doctor import is_secret
 
 # %% ../../nbs/cluster/00_environment.ipynb #81e112cb
 # Allocator settings (PYTORCH_*_ALLOC_CONF) and LD_PRELOAD are left to the roles.
-# Two other lists repeat some of these names: SHOWN, and SUBMITTED_VARIABLES of `launch`.
+# `SHOWN` below repeats some of these names.
 INHERITED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "TMPDIR"),
     *("VIRTUAL_ENV", "CONDA_*", "XDG_*", "PYTHON*", "LD_LIBRARY_PATH"),

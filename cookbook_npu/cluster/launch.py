@@ -360,7 +360,7 @@ class Supervisor:
         return code
 
     def _run(self, folder: Path | None) -> int:
-        "Start Ray in a folder unless it runs, then run the job; return its exit code"
+        "Start Ray in a folder, if given, then run the job; return its exit code"
         node = Node(**self.record["node"])
         address = self._start_head(node, folder) if folder else self.record["address"]
         if self.record["nodes"] > 1:
@@ -442,7 +442,7 @@ def is_running(job: Job) -> bool:
 
 
 def job_state(job: Job) -> str:
-    "Return running, succeeded, failed, stopped, or lost (its supervisor was killed)"
+    "Return running, succeeded, failed, stopped, or lost (no exit code: killed or never started)"
     if is_running(job):
         return "running"
     code = job.exit_code()

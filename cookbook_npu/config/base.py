@@ -24,8 +24,8 @@ from pydantic import (
 )
 
 # %% ../../nbs/config/01_base.ipynb #148d7932
-# what the value of a key changes in a run: its metrics; metrics of later steps only, so that a
-# resumed run may have another value; nothing that is measured; or nothing but its folder
+# what a key changes: metrics (a resumed run keeps its value), metrics of later steps (a resumed
+# run may change it), no metric, or only where the run is stored
 Effect = Literal["metrics", "later", "none", "folder"]
 
 
@@ -109,7 +109,7 @@ LocalPath = Annotated[str, AfterValidator(absolute_path)]
 class Config(BaseModel):
     """Base of every configuration section: frozen, unknown keys refused, defaults checked
 
-    Values of some keys, the words, decide which other keys exist: `member` is the section with these."""
+    Values of some keys decide which others exist; `member` returns the subclass with only those."""
 
     only: ClassVar[When] = EVERYWHERE  # where all its keys exist
     gone: ClassVar[frozenset[str]] = frozenset()  # keys that do not exist here: constants

@@ -87,7 +87,7 @@ _REQUIRED: tuple[_Required, ...] = (
         "a teacher and distill.reward_coef 0",
         lambda c: c.teachers and not c.distill.reward_coef,
         {"reward_model.path": None, "algorithm.dynamic_sampling_attempts": 1},
-        "The reward does not act there",
+        "The reward then has no part in the advantage",
     ),
     (
         "faults.min_groups below 1 and placement.mode 'colocate'",
@@ -147,6 +147,20 @@ def _check_devices(c: RunSections) -> None:
             "Give the trainer at least one device, and engines of their own one, too.",
         )
     check_parallel(c.parallel, devices)
+
+
+def _check_batches(c: RunSections) -> None:
+    if c.global_batch_size % c.data_parallel:
+        raise ConfigError(
+            f"the global batch is {c.global_batch_size} samples, the data-parallel size {c.data_parallel}",
+            "Make prompts_per_step x samples_per_prompt (or train.global_batch_size) a multiple of it.",
+        )
+    if c.rollout_batch % c.global_batch_size:
+        raise ConfigError(
+            f"a rollout is {c.rollout.prompts_per_step} prompts x {c.rollout.samples_per_prompt} samples = "
+            f"{c.rollout_batch}, which train.global_batch_size {c.global_batch_size} does not divide",
+            "Choose train.global_batch_size as a divisor of the rollout.",
+        )
 
 
 # remedy for a mixture of experts on vLLM's CPU build
@@ -265,20 +279,6 @@ def check_argument_names(key: str, given: Iterable[str], known: Iterable[str]) -
             remedy = f"Did you mean {near[0]!r}?" if near else "Check the name."
             raise ConfigError(f"{key}.{name} is unknown to the installed package", remedy)
 
-
-def _check_batches(c: RunSections) -> None:
-    if c.global_batch_size % c.data_parallel:
-        raise ConfigError(
-            f"the global batch is {c.global_batch_size} samples, the data-parallel size {c.data_parallel}",
-            "Make prompts_per_step x samples_per_prompt (or train.global_batch_size) a multiple of it.",
-        )
-    if c.rollout_batch % c.global_batch_size:
-        raise ConfigError(
-            f"a rollout is {c.rollout.prompts_per_step} prompts x {c.rollout.samples_per_prompt} samples = "
-            f"{c.rollout_batch}, which train.global_batch_size {c.global_batch_size} does not divide",
-            "Choose train.global_batch_size as a divisor of the rollout.",
-        )
-
 # %% ../../nbs/config/05_checks.ipynb #0310e4e6
 def _check_loss(c: RunSections) -> None:
     a = c.algorithm
@@ -307,7 +307,7 @@ def _check_loss(c: RunSections) -> None:
     if not 0 <= low <= 1 <= high:
         raise ConfigError(
             f"algorithm.rollout_is_bounds is {a.rollout_is_bounds}",
-            "Make it an interval above 0 that holds 1.",
+            "Give two bounds with 0 <= lower <= 1 <= upper.",
         )
 
 

@@ -31,7 +31,7 @@ Family = Literal["qwen3", "qwen3_moe", "qwen3_vl", "qwen3_5", "qwen3_5_moe"]
 
 
 class TinyConfig(Config):
-    "The randomly initialized tiny model of laptop scale, of the same architecture"
+    "The tiny model of scales laptop and cuda; its first weights are shipped, or random without such"
 
     family: Family = setting("qwen3", "architecture")
     hidden_size: int = setting(96, "width of the residual stream, H", gt=0)
@@ -232,7 +232,7 @@ Is the response correct and clear? Explain in two sentences, then write "Score: 
 class JudgeConfig(Config):
     """The scorer `judge`: a model behind an OpenAI-compatible endpoint grades the responses
 
-    A score of 0 (worst) to 10 (best) is a tenth of that. $JUDGE_API_KEY is sent where it is set."""
+    The reward is a tenth of its score, 0 (worst) to 10 (best). $JUDGE_API_KEY, if set, is sent."""
 
     url: str | None = setting(
         None, "base address of the endpoint, e.g. http://127.0.0.1:8000/v1", effect="later"

@@ -150,7 +150,7 @@ class AlgorithmConfig(Config):
         only=WITH_REFERENCE,
     )
     entropy_coef: float = setting(0.0, "coefficient of the entropy bonus")
-    # trainer/rollout mismatch (rl.importance_sampling) and dynamic sampling (rl.filters)
+    # trainer/rollout mismatch (rl.losses) and dynamic sampling (rl.filters)
     old_logprob_source: Literal["trainer", "rollout"] = setting(
         "trainer",
         "old log-probs in the clipped ratio: recomputed by the trainer, or from the "
@@ -325,7 +325,7 @@ class LoraConfig(Config):
 
 # %% ../../nbs/config/03_training.ipynb #51c6b806
 class TrainConfig(Config):
-    "The optimizer step, alarms and checkpoints"
+    "The optimizer step, micro-batches and checkpoints"
 
     global_batch_size: int | None = setting(
         None,

@@ -354,7 +354,7 @@ class Judge:
         return [found[message] for message in messages]  # pyright: ignore[reportReturnType]
 
 # %% ../../nbs/data/23_judge.ipynb #3c85b205
-RETRIES = 4  # after a timeout, status 429 or 5xx, or a reply without a score
+RETRIES = 4  # of one response
 BACKOFF_S = 1.0  # delay before the first retry; doubles with each, or follows Retry-After
 MAX_BACKOFF_S = 30.0
 

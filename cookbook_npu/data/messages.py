@@ -247,7 +247,7 @@ class ChatFormat:
         tools: ChatMessages = (),  # schemas for the template
         complete: bool = False,  # a whole conversation, which no turn of the policy follows
     ) -> str:  # up to the policy's turn
-        "ChatMessages as a text; raises `DataError` where the template leaves out a part of them"
+        "Render messages as one text; raises `DataError` if the template leaves out a part of them"
         unread = {key for message in messages for key in message} - self._read
         if unread:
             self._read |= unread

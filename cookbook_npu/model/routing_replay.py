@@ -95,7 +95,7 @@ def replay_experts(replaying: Sequence[Any], experts_NLK: Tensor) -> None:
 # %% ../../nbs/model/11_routing_replay.ipynb #86d78098
 @torch.no_grad()
 def prepare_routers(module: Any, device: torch.device) -> None:
-    "Raise `ShimError` if the routers of a Megatron model ignore given experts"
+    "Clear Megatron's list of replays; raise `ShimError` if the first router ignores given experts"
     from megatron.core.transformer.moe.router_replay import RouterReplay
 
     RouterReplay.clear_global_router_replay_instances()  # they would keep the model alive

@@ -285,7 +285,7 @@ def _turns(config: RunConfig) -> tuple[str, str]:
         "turns",
         f"up to {r.max_turns} with {r.environment}: turns and observations have {response} tokens "
         f"together, first messages {prompt}; a sequence at most {prompt + response}; "
-        f"{later_turns(config)} begin with what was said before",
+        f"{later_turns(config)} start with the conversation so far",
     )
 
 # %% ../../nbs/plan/04_plan.ipynb #d30adffe
@@ -311,9 +311,9 @@ def _ahead(config: RunConfig) -> tuple[str, str]:
     groups = (r.depth + 1) * r.prompts_per_step
     return (
         "ahead",
-        f"the rollout at most {counted(r.depth, 'step')}, samples at most "
-        f"{counted(r.max_staleness, 'step')} old: "
-        f"up to {groups} groups under way",
+        f"the rollout runs at most {counted(r.depth, 'step')} ahead; samples are at most "
+        f"{counted(r.max_staleness, 'step')} old when trained on; "
+        f"up to {groups} groups in flight",
     )
 
 # %% ../../nbs/plan/04_plan.ipynb #0373a8f0

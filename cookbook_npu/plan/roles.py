@@ -134,7 +134,7 @@ def _chosen(config: RunConfig, role: RunRole, fixed: Container[str]) -> dict[str
 def _defaults(
     role: RunRole, environ: Mapping[str, str], share: MachineShare
 ) -> dict[str, str | None]:
-    "Return the variables of a role at scale 910b that shell or configuration may override"
+    "Return the defaults of a role at scale 910b; the shell overrides those of `SHELL_DECIDES`"
     found: dict[str, str | None] = {**_TIME_LIMITS, **DETERMINISTIC}
     if not all(name in environ for name in _PORT_RANGES):
         found |= port_ranges(role, share.first_device)

@@ -211,7 +211,7 @@ def _load_prompts(inputs: Inputs, hf_path: Path) -> "tuple[list[Prompt], str]":
 
 
 def _asked_conversations(inputs: Inputs, hf_path: Path) -> "list[Prompt]":
-    "Return the first held-out conversations of a supervised run without the last learned answer, their label"
+    "Return held-out conversations of a supervised run up to the last trained answer, which is the label"
     tokenizer = read_tokenizer(hf_path)
     prompts = []
     for one in inputs.reader(hf_path).evaluated():
@@ -333,7 +333,7 @@ _ASKED = {
 
 
 def _answer_here(given: Mapping[str, Any]) -> list[tuple[str, str, str, list[str]]]:
-    "Return prompt, label, greedy answer and pictures of each prompt, in a process without a device"
+    "Return prompt, label, greedy answer and pictures of each prompt; configures the device of this process"
     run = RunFolder.open(given["run"])
     checkpoint = chosen_checkpoint(run, given["step"])
     settings = {"samples": 1, "temperature": 0.0, "max_tokens": given["max_tokens"]}

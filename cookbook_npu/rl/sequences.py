@@ -60,7 +60,7 @@ def check_finite(
 
 # %% ../../nbs/rl/00_sequences.ipynb #f889dc39
 def check_aligned(
-    token_name: TokenName | None,  # position -> name of the sample; default: the position
+    token_name: TokenName | None,  # position -> name of the sample (None: the position)
     **values: Tensor,  # quantities by name; the first one sets the shape
 ) -> None:
     "Check that all have one shape and only finite values; raises `DataError` or `NumericsError`"

@@ -655,7 +655,7 @@ class DeviceWeights:
         net: torch.nn.Module,
         device: torch.device,
         adapter: str | None = None,  # only this one; None: the whole model
-        resident: bool = False,  # the weights under the adapter stay on the device
+        resident: bool = False,  # the base weights of an adapter stay on the device
     ):
         self.device = device
         stacked = expert_rows(net)
@@ -818,7 +818,7 @@ class TransformersEngine(Engine):
         simulated_latency: float = 0.0,  # sleep of each decode step, s
         lora: LoraConfig | None = None,  # weight updates bring an adapter, not the weights
         routing_replay: bool = False,  # record the experts of each token
-        resident: bool = False,  # the weights under an adapter stay on the device
+        resident: bool = False,  # the base weights of an adapter stay on the device
     ):
         self.device = accelerator().device(0) if device is None else torch.device(device)
         self.dtype = getattr(torch, dtype)

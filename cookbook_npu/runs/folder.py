@@ -243,7 +243,7 @@ def whole_lines(data: bytes, end: bytes = b"") -> list[bytes]:
     if lines and not rest:
         try:
             json.loads(lines[-1])
-        except (ValueError, RecursionError):  # what was appended later ended the line
+        except (ValueError, RecursionError):  # a later append ended it
             lines.pop()
     return [line + end for line in lines]
 

@@ -119,8 +119,8 @@ def result_table(
         ("shims", ", ".join(counts) if states else None),
     ]
     if stack.get("device", {}).get("simulated"):
-        del rows[-2:]  # memory and shims, of which a laptop has no choice
-    if supervised:  # what has no value there: engines and sleep
+        del rows[-2:]  # memory and shims say nothing on a simulated device
+    if supervised:  # engines and sleep have no value there
         rows = [(name, value) for name, value in rows if value is not None]
     empty, known = steps_without_advantage(metrics)
     if empty:

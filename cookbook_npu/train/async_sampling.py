@@ -570,7 +570,7 @@ class AsyncSampler:
     async def _wait_until(
         self, done: Callable[[], bool], resend: Callable[[], Awaitable[object]]
     ) -> BudgetSpent | None:
-        "Wait; return a spent budget, without which it cannot be"
+        "Wait; return the error of a judge's spent budget, which ends the wait"
         while True:
             await self.tasks.until(
                 lambda: done() or self.grading.budget_spent is not None or self.engines.stranded

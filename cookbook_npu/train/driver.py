@@ -64,7 +64,7 @@ Meanwhile = Callable[[], dict[str, float]]  # what the driver computes; returns 
 
 
 class Placement:
-    "Where trainer and engines run; here nothing sleeps, and nothing runs between two calls"
+    "Where trainer and engines run. The defaults are for a trainer that is always awake"
 
     def __init__(self, state: DriverState, failures: Failures, grading: Grading):
         self.state = state

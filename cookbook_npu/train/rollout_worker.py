@@ -40,7 +40,7 @@ from ..weights.transport import (
 def make_engine(
     config: RunConfig,
     hf_path: str,  # Hugging Face folder
-    load_weights: bool = True,  # False: vLLM's are random until the first update
+    load_weights: bool = True,  # False: an update brings them, or an adapter
 ) -> Engine:
     "Return the engine of `rollout.engine`, awake, at version 0"
     rollout = config.rollout
@@ -49,7 +49,7 @@ def make_engine(
         from ..rollout.vllm import VllmEngine, run_arguments
 
         cache = None
-        if config.target.has_soc:  # on a GPU, vLLM has to be the first that uses the device
+        if config.target.has_soc:  # elsewhere vLLM has to be the first on the device
             cache = planned_cache(config, accelerator().mem_get_info(0)[1])
         return VllmEngine(
             hf_path,
@@ -209,7 +209,7 @@ class Engines(Generic[Role]):
     async def ask_each(
         self, method: Callable[[Role, *Args], R], args: Sequence[tuple[*Args]]
     ) -> list[R | RoleError]:
-        "Call like `try_each`, in an event loop"
+        "Await the calls of `try_each`"
         calls = self._start_each(method, args)
         started = [call for call in calls if not isinstance(call, RoleError)]
         await asyncio.gather(*started, return_exceptions=True)

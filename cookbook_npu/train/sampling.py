@@ -241,7 +241,7 @@ def verdict_note(samples: Sequence[Sample], config: RewardConfig) -> str:
 # %% ../../nbs/train/10_sampling.ipynb #095e7ec2
 
 
-# share of a step's graded responses that time out, crash or run out of memory
+# share of a step's answers that cannot be graded
 FAILURE_ALARM = 0.05
 
 

@@ -461,7 +461,7 @@ def session(
                 gc.disable()  # the start is mostly imports
                 stack.callback(gc.enable)
                 if config.tenants:
-                    # imports the trainer's packages
+                    # imports transformers
                     from ..train.tenants import start_tenant_run
 
                     run: Run = start_tenant_run(inputs, folder, stop, stack)

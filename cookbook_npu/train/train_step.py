@@ -293,10 +293,7 @@ class TrainStep:
     def run(
         self, step: int, batch: Batch, samples: list[Sample]
     ) -> dict[str, float]:
-        """Train, with the trainer awake; return the metrics except those of `late_metrics`.
-
-        Scores of a reward model; log-probs under the reference and, where needed, the actor; values of a
-        critic; advantages; then all optimizer steps."""
+        "Train, with the trainer awake; return the metrics except those of `late_metrics`"
         self.unmeasured = None  # of an unfinished step
         span = self.state.tracker.span
         config = self.state.config

@@ -633,7 +633,7 @@ class WeightWriter:
         send_buckets(self.broadcasts.join(group, 0), manifest, self.transport.blocks)
 
     def write(self, version: int) -> Manifest | None:
-        """Write all weights, under their Hugging Face names; None: this rank only joins the gathers.
+        """Write what an update sends; None: this rank only joins the gathers.
 
         Raises `WeightUpdateError` on every rank if one fails."""
         wanted = self.config.placement.transfer_backend
@@ -774,7 +774,7 @@ class Trainer(ModelTrainer):
         self.take_policy(config, memory)
 
     def take_policy(self, config: RunConfig, memory: TrainerMemory) -> None:
-        "Train the first model of `memory`"
+        "Set the trainer up for the policy, the first model of `memory`"
         optimizer = memory.optimizers[0]
         choice = choose_layout(optimizer.model, config.train.layout)
         super().__init__(config, memory, optimizer, choice.layout)
@@ -902,7 +902,7 @@ class Trainer(ModelTrainer):
         return all(restored)
 
     def write_weights(self, version: int) -> Manifest | None:
-        "Write all weights, for the engines to read; None: this rank only joins the gathers"
+        "Write what an update sends, for the engines to read; None: this rank only joins the gathers"
         return self.weights.write(version)
 
     def release_weights(self) -> None:

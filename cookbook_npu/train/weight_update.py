@@ -299,7 +299,7 @@ class AsyncWeightUpdate:
         "End the step: pause the engines, and let them load in the background"
         manifest = await self._written(writing)
         began = self.state.tracker.now()
-        # no call starts from here on; the groups of one in progress count as of the older weights
+        # no call starts from here on; a call in progress samples with the older weights
         self.sampler.engines.pause()
         self.sampler.gate.advance()
         if evaluate is not None:

@@ -65,13 +65,13 @@ LAYOUT = (
     "virtual_pipeline_model_parallel_size",
     "sequence_parallel",
 )
-# of a model with experts; no patch depends on them (tests/upstream compares the patches)
+# may differ between models; no patch depends on them (tests/upstream compares the patches)
 EXPERTS = ("num_experts", "expert_model_parallel_size", "expert_tensor_parallel_size")
 _PLAIN = (type(None), bool, int, float, str, list, tuple, dict)
 
 
 def optimization_level(values: Mapping[str, Any]) -> int:
-    "Return MindSpeed's optimization level: 2 for context parallelism or latent attention, else 0"
+    "Return MindSpeed's optimization level: 2 for context parallelism, latent attention or dualpipev, else 0"
     needs_more = (
         (values.get("context_parallel_size") or 1) > 1,
         values.get("multi_latent_attention"),

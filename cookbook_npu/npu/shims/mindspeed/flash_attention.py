@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['HINTS', 'ULYSSES', 'attention_class', 'record_kernel_calls', 'kernel_arguments', 'unknown_fields', 'without_fields',
-           'PackedFieldsShim', 'full_mask', 'kernel_mask', 'temporary_attribute', 'CausalMaskShim',
-           'with_sequence_ends', 'SequenceEndsShim', 'row_ends', 'packed_forward', 'packed_fault',
+           'PackedFieldsShim', 'full_mask', 'kernel_mask', 'temporary_attribute', 'AttentionCall', 'wrap_attention',
+           'CausalMaskShim', 'with_sequence_ends', 'SequenceEndsShim', 'row_ends', 'packed_forward', 'packed_fault',
            'without_context_parallelism', 'context_algorithm', 'RingGroupsShim', 'PackedContextShim']
 
 # %% ../../../../nbs/npu/shims/mindspeed/02_flash_attention.ipynb #4a9f4317
@@ -17,17 +17,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ....errors import ShimError
-from ....npu.shims.mindspeed.features import (
-    AttentionCall,
-    mindspeed_module,
-    without_mindspeed,
-    wrap_attention,
-)
+from .features import mindspeed_module, without_mindspeed
 from ..registry import MonkeyPatch, Shim, expect_parameters, registry
 
 # %% ../../../../nbs/npu/shims/mindspeed/02_flash_attention.ipynb #d1f64898
@@ -241,6 +236,31 @@ def temporary_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
     finally:
         setattr(owner, name, kept)
 
+
+class AttentionCall(NamedTuple):
+    "The arguments of Megatron's core attention, in their order"
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    attention_mask: torch.Tensor | None
+    attn_mask_type: Any = None
+    attention_bias: Any = None
+    packed_seq_params: Any = None
+
+
+def wrap_attention(
+    original: Callable[..., torch.Tensor],
+    attend: Callable[[Any, AttentionCall], torch.Tensor],
+) -> Callable[..., torch.Tensor]:
+    "Return the forward method of an attention with `attend` in place of `original`"
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return attend(self, AttentionCall(*args, **kwargs))
+
+    return forward
+
 # %% ../../../../nbs/npu/shims/mindspeed/02_flash_attention.ipynb #a8c4b87a
 @registry.register
 class CausalMaskShim(Shim):
@@ -353,7 +373,7 @@ ULYSSES = "ulysses_cp_algo"
 
 
 def row_ends(packed: Any) -> Any:
-    "Return PackedSeqParams with the ends of the padded sequences in all fields"
+    "Return PackedSeqParams with the ends in `cu_seqlens_q`, which must be padded, in all fields"
     ends = packed.cu_seqlens_q[1:]
     names = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
     return replace(packed, **dict.fromkeys(names, ends))

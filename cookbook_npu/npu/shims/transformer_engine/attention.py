@@ -178,7 +178,7 @@ def allowed_SK(
 
 # %% ../../../../nbs/npu/shims/transformer_engine/02_attention.ipynb #65a31c1d
 def given_mask(mask: Tensor | None, mask_type: str) -> Tensor | None:
-    "Return a mask of True: masked out as [B, 1, S, K], True: visible; None for causal types, as in TE"
+    "Return the mask inverted to True: visible; None for the types with which TE ignores a mask"
     if mask is None or not ("padding" in mask_type or mask_type == "arbitrary"):
         return None
     return ~mask.bool()

@@ -124,8 +124,8 @@ def checkpoint(
     *args: Any,
     distribute_saved_activations: bool = False,  # unsupported
     get_rng_state_tracker: Callable | None = None,
-    tp_group: Any = None,
-    use_reentrant: bool | None = None,
+    tp_group: Any = None,  # ignored
+    use_reentrant: bool | None = None,  # ignored: always False
     **kwargs: Any,
 ) -> Any:
     "Run `function` without keeping activations, and again for the gradient"
@@ -157,14 +157,14 @@ def no_fp8(enabled: bool = False, **_: Any) -> Iterator[None]:
     "Stub of `fp8_autocast` and `fp8_model_init`"
     if enabled:
         raise ShimError(
-            "the TransformerEngine stub does not support 8-bit arithmetic",
+            "the TransformerEngine stub does not support FP8",
             "Train in bfloat16 or float32.",
         )
     yield
 
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #256c20a6
 class FP8GlobalStateManager:
-    "Stub: 8-bit arithmetic is off"
+    "Stub: FP8 is off"
 
     @staticmethod
     def is_fp8_enabled() -> bool:
@@ -375,7 +375,7 @@ def apply_rotary_pos_emb(
     if cp_size > 1:
         raise ShimError(
             "the TransformerEngine stub has no rotary embedding with context parallelism",
-            "This trainer has no context parallelism: use MindSpeed or TransformerEngine for it.",
+            "Set apply_rope_fusion=False: Megatron's own rotary embedding supports it.",
         )
     angle = _token_angles(freqs, t, tensor_format, cu_seqlens).float()
     rotated = t[..., : angle.shape[-1]].float()
@@ -463,7 +463,7 @@ def te_modules() -> dict[str, dict[str, Any]]:
         f"{pt}.fp8": {
             **fp8,
             "FP8GlobalStateManager": FP8GlobalStateManager,
-            "check_fp8_support": lambda: (False, "no 8-bit arithmetic"),
+            "check_fp8_support": lambda: (False, "no FP8"),
         },
         f"{pt}.distributed": _random(),
         f"{pt}.optimizers": _optimizers(),
