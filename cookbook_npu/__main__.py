@@ -84,5 +84,5 @@ def command() -> None:
         os._exit(128 + signal.SIGINT)
 
 # %% ../nbs/98_command.ipynb #a5cdb985
-if __name__ == "__main__" and "__file__" in globals():
+if __name__ == "__main__" and "__file__" in globals():  # not in a notebook
     command()

@@ -483,9 +483,6 @@ def _run(
     check_kernel()
     steps = None  # of a notebook that is no recipe
     with locate_errors(given):
-        target = find_target(parameters.get("scale") or "laptop")
-        if target.simulated and not os.environ.get("RAY_ADDRESS"):
-            preload_workers()  # imports while this process checks the run
         folder = name_run(notebook, parameters)
         if recipe_of(notebook):
             inputs = check_machine(config := resolve_run(notebook, parameters))
@@ -503,6 +500,9 @@ def _run(
             if changes := prompts_text(config):
                 typer.echo(fit(changes))
             steps = config.num_steps
+    target = find_target(parameters.get("scale") or "laptop")
+    if target.simulated and not os.environ.get("RAY_ADDRESS"):
+        preload_workers()  # imports while this process prepares the notebook
     _announce(f"run {folder.name}: starting the notebook")
     began = time.monotonic()
     with export_settings(given, folder.name):

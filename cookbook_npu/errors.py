@@ -52,7 +52,7 @@ class CookbookError(Exception):
 
 # %% ../nbs/00_errors.ipynb #3676ef0b
 class _InputError(CookbookError):
-    "A wrong input: IPython shows the user's own lines and the message"
+    "An error of which IPython shows only the user's own lines and the message"
 
     def _render_traceback_(self) -> list[str]:
         paths = sysconfig.get_paths()
@@ -192,7 +192,7 @@ _PARAMETERS = {
     "algorithm.loss": "logp_T, old_logp_T, adv_T, seqs, config",
     "algorithm.advantage_estimator": "rewards_B, group_ids, group_size, config",
     "rollout.environment": "**arguments",
-}  # key -> those of a function; others are scorers
+}  # key -> parameters of its function; other keys: of a scorer
 _LAZY = "from __future__ import annotations"  # a type in a signature needs no import
 
 

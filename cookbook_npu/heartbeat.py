@@ -32,7 +32,7 @@ def bytes_read() -> int:
     fields = dict(
         line.split(": ") for line in Path("/proc/self/io").read_text().splitlines()
     )
-    return int(fields["rchar"]) + int(fields["read_bytes"])  # the second: of mapped files
+    return int(fields["rchar"]) + int(fields["read_bytes"])  # rchar lacks mapped files
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Heartbeat:
     last_progress: float = 0.0  # monotonic clock, s
     activity: str = ""  # last reported
     reads_files: bool = False  # bytes that it reads are progress
-    bytes_read: int = 0  # when they last were
+    bytes_read: int = 0  # at the last progress by reading
 
     def record(self) -> dict[str, int | float | str]:
         "Return the content of the file: `count`, `pid` and `call`; during a call also its times"

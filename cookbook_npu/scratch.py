@@ -136,7 +136,7 @@ def sweep_scratch() -> list[Path]:
     return _sweep_folders() + _sweep_segments()
 
 # %% ../nbs/05_scratch.ipynb #5c7a0002
-TEMPORARY_BYTES = 48  # longest root below which sockets of a worker have addresses
+TEMPORARY_BYTES = 48  # of the longest root: the path of a worker's socket may have 107
 COMPILED_ENV = "TORCHINDUCTOR_CACHE_DIR"  # compile cache of torch
 
 
@@ -150,7 +150,7 @@ def compiled_env() -> dict[str, str]:
 
 
 def use_own_temporary_folder() -> Path:
-    "Give this process and its children a temporary folder that is removed after this process"
+    "Give this process and its children a temporary folder, which a sweep removes after its end"
     tempfile.tempdir = None  # a fork has that of its server
     root = tempfile.gettempdir()
 

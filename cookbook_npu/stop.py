@@ -29,7 +29,7 @@ JOB_ENV = "COOKBOOK_NPU_JOB"
 
 
 class RunStopped(SystemExit):
-    "A run was stopped by a signal after a step; not an error"
+    "A run was stopped between two steps; not an error"
 
     def __init__(self, message: str, code: int = EXIT_STOPPED):
         super().__init__(message)

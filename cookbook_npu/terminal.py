@@ -61,7 +61,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 # %% ../nbs/08_terminal.ipynb #a8b5af03
-# of curves and marks, distinguishable for all readers (Okabe and Ito)
+# of curves and of ✓ and ✗, distinguishable for all readers (Okabe and Ito)
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
 
 

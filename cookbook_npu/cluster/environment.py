@@ -30,7 +30,7 @@ from ..npu.device import (
 from ..npu.stack.doctor import is_secret
 
 # %% ../../nbs/cluster/00_environment.ipynb #81e112cb
-# Allocator settings (PYTORCH_*_ALLOC_CONF) and LD_PRELOAD are left to the roles.
+# Left out: PYTORCH_*_ALLOC_CONF, set by roles; LD_PRELOAD, filtered by `worker_env`.
 # `SHOWN` below repeats some of these names.
 INHERITED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "TMPDIR"),
@@ -160,7 +160,7 @@ def startup_env(
 
 # %% ../../nbs/cluster/00_environment.ipynb #4631d6c7
 def apply_threads(env: Mapping[str, str]) -> None:
-    "Give PyTorch its threads, where this process is a fork: OpenMP has read the variable before"
+    "Set the threads of an imported PyTorch (in a fork): OpenMP reads the variable only once"
     threads = env.get("OMP_NUM_THREADS", "").partition(",")[0]
     if "torch" in sys.modules and threads.isdigit():
         sys.modules["torch"].set_num_threads(int(threads))

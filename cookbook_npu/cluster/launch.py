@@ -333,7 +333,7 @@ class Supervisor:
         self.stop_requested = False
 
     def request_stop(self, *_: Any) -> None:
-        "Terminate the run; raises `SystemExit` the second time, or if there is no run yet"
+        "Stop the run after its step; raises `SystemExit` the second time, or if there is no run yet"
         if self.stop_requested or self.started_run is None:
             raise SystemExit(_TERMINATED)
         self.stop_requested = True

@@ -682,7 +682,7 @@ class RayFuture(Future):
     def result(self, timeout: float | None = None) -> list[Any]:
         """Return the results in rank order; `timeout` in s, None: until the deadline of the call.
 
-        Raises the failure that explains the others, or `RoleTimeout`."""
+        Raises the error of a dead rank, else of the lowest rank that failed, or `RoleTimeout`."""
         limit = self.timeout if timeout is None else timeout
         self.deadline = min(self.deadline, time.monotonic() + limit)
         ray = import_ray()

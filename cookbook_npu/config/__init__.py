@@ -348,7 +348,7 @@ def _check_key(key: str, config: RunConfig) -> None:
 def override(
     config: RunConfig,
     overrides: Mapping[str, Any],  # dotted key -> value, e.g. {"optim.clip_grad": 0.5}
-    given: Iterable[str] | None = None,  # of them those of a person; None: all
+    given: Iterable[str] | None = None,  # those that the user typed; None: all
 ) -> RunConfig:
     """Return a copy with new values; raises `ConfigError` with the nearest name of an unknown key
 

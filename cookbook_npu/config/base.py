@@ -57,7 +57,7 @@ def _names(value: Any) -> set[str]:
 
 
 class Part(NamedTuple):
-    "That one of some keys has one of some values; without values: one that is not empty or 0"
+    "A condition: one of `keys` has one of `values` (empty: is not empty or 0); `negated`: the contrary"
 
     keys: tuple[str, ...]  # of the section, or section.key
     values: tuple[str, ...]
@@ -160,7 +160,7 @@ class Config(BaseModel):
 
     @classmethod
     def member(cls, given: Mapping[str, Any], outside: Mapping[str, Any]) -> type[Self]:
-        "Return this section with the keys that exist with these values of it and of other sections"
+        "Return the subclass with only the keys that exist, given its values and other sections"
         gone: set[str] = set()
 
         def value_of(word: str) -> Any:

@@ -50,7 +50,7 @@ _REQUIRED: tuple[_Required, ...] = (
         "devices that are no NPUs",
         lambda c: c.target.device.name != "npu",
         {"placement.destroy_process_groups": False},
-        "Only communicators of NPUs hold device memory",
+        "Only the process groups of NPUs are destroyed",
     ),
     (
         "a dense model.tiny",
@@ -285,7 +285,7 @@ def _check_loss(c: RunSections) -> None:
     if a.loss == "gspo" and a.clip_ratio_low > 0.05:
         raise ConfigError(
             f"algorithm.loss is 'gspo' with algorithm.clip_ratio_low {a.clip_ratio_low}",
-            "A sequence ratio is a mean over tokens and stays far below this clip: "
+            "The sequence ratio of GSPO stays much closer to 1 than this clip: "
             "set clip_ratio_low 3e-4 and clip_ratio_high 4e-4.",
         )
     if a.loss == "dppo_tv" and max(a.clip_ratio_low, a.clip_ratio_high) >= 1:

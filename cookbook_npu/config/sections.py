@@ -286,7 +286,7 @@ class RunSections(Config):
         shared=True,
         effect="later",
     )
-    # the sections, after those whose keys decide about theirs
+    # each section after those whose values decide which of its keys exist
     sft: SftConfig = SftConfig()
     placement: PlacementConfig = PlacementConfig()
     model: ModelConfig = ModelConfig()

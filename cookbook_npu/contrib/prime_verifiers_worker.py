@@ -228,7 +228,7 @@ class Worker:
         self.rollouts = rollouts
         self.writer = writer
         self.active: dict[int, ActiveRollout] = {}  # by number
-        # numbers are reused: verifiers caches a client per address
+        # slots are reused: verifiers caches a client per address
         self.slots: list[ActiveRollout | None] = []
         self.address = ""  # of the endpoint
 
@@ -322,7 +322,7 @@ async def _endpoint(worker: Worker) -> AsyncIterator[None]:
 
 # %% ../../nbs/contrib/00_prime_verifiers_worker.ipynb #7ab588dd
 async def _load(name: str, arguments: Mapping[str, Any]) -> Rollouts:
-    "`load` as a coroutine in the main thread, where environments may install signal handlers"
+    "`load` as a task, not in a thread: only the main thread may install signal handlers"
     return load(name, arguments)
 
 

@@ -139,7 +139,7 @@ def learned_spans(
 # %% ../../nbs/data/22_conversations.ipynb #eb87bc3a
 def token_mask(
     spans: Sequence[tuple[int, int]],  # learned characters
-    tokens: Iterable[tuple[int, tuple[int, int]]],  # id, first and last character
+    tokens: Iterable[tuple[int, tuple[int, int]]],  # id, range of characters
     image_pad: int | None,  # placeholder of an image
     counts: Iterable[int],  # tokens of each image
 ) -> list[int]:

@@ -555,7 +555,7 @@ def sample_images(references: Sequence[str], task: Mapping[str, Any]) -> list[st
     urls = []
     for reference in references:
         name, _, problem_name = reference.partition(":")
-        # the file has changed: only its reference is shown
+        # unreadable: only its reference is shown (a changed file: as it is now)
         with suppress(CookbookError):
             if name in GENERATED:
                 drawn = generated_task(name, task)

@@ -163,7 +163,7 @@ class Inputs:
         sources = [*(data.mixture or [data.prompt_data]), data.eval_data]
         files = [name for name in sources if name and name not in GENERATED]
         own = [name for name in all_scorers(reward) if ":" in name]
-        if self.make_environment or self.config.is_sft:  # no answer alone is graded
+        if self.make_environment or self.config.is_sft:  # no answer to try them on
             own, begun = [], lambda prompt: 0
         if not files and not own:
             return

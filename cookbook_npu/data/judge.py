@@ -182,7 +182,7 @@ def _without_key(text: str) -> str:
 
 
 def refused_names(response: httpx.Response) -> dict[str, str]:
-    "Return the names of a request that the endpoint refuses, each with the one it asks for or empty"
+    "Return the refused request parameters, each with the name to use instead (empty: leave it out)"
     if response.status_code not in (400, 422):
         return {}
     text = response.text
@@ -340,7 +340,7 @@ class Judge:
             return []
         if self._store is None:
             raise RoleError(
-                "the judge is not open, and a response needs it", "Use it in a with block."
+                "the judge is not open, and a response needs it", "Call its open() first."
             )
         distinct = list(dict.fromkeys(messages))
         self.counts.cached += len(messages) - len(distinct)

@@ -39,7 +39,7 @@ _KNOWN = {"role", "content", "name", "tool_calls", "tool_call_id", *THOUGHTS, *_
 
 
 def _checked_content(content: Any) -> Any:
-    "The content of a message for a template; None if it is none"
+    "The content of a message for a template; None if it is invalid"
     if isinstance(content, str):
         return content
     kinds: dict[str, Any] = {"text": str, "image": object}

@@ -569,8 +569,11 @@ class PromptReader(SourceReader):
                 "Ask for fewer or raise task.eval_share.",
             )
         problems = task.train if held_out is None else task.held_out[:held_out]
-        prompts = self.from_problems(name, problems)
+        found = self.from_problems(name, problems)
+        prompts = [p for p in found if self.key(p) not in without]
         line = f"{name} level {task.level}: {len(prompts)} problems, {len(task.held_out)} more held out"
+        if len(prompts) < len(found):
+            line += f", {len(found) - len(prompts)} also in the evaluation"
         return prompts, line
 
 # %% ../../nbs/data/04_prompts.ipynb #9e4172f6

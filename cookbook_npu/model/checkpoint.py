@@ -112,7 +112,7 @@ REFUSED_WRITES = (
 )
 
 
-# bytes; a write that fails with less is taken for one that found no space
+# bytes; with less free space, a failed write is reported as a full disk
 FULL_DISK = 2**24
 
 

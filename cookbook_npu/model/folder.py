@@ -53,7 +53,7 @@ def least_layers(config: Mapping[str, Any]) -> int:
     vision = config.get("vision_config") or {}
     # image features are added to the first layers, and do not travel to another stage
     deepstack = len(vision.get("deepstack_visual_indexes") or ())
-    # each stage probes a gated delta net: of two layers one is
+    # each stage tests a gated delta net, which is in any two layers
     kinds = text_config(config).get("layer_types") or ()
     return max(2 if "linear_attention" in kinds else 1, deepstack)
 

@@ -127,7 +127,9 @@ class HeadLogProbs(torch.autograd.Function):
         hidden_RH, weight_VH, targets_R, lse_R, mean_R = ctx.saved_tensors
         w_VH = weight_VH[: ctx.part.size]
         grad_RH = torch.empty_like(hidden_RH)
-        grad_VH = torch.zeros(weight_VH.shape, dtype=torch.float32, device=weight_VH.device)
+        head_VH = None
+        if ctx.needs_input_grad[1]:  # not in a LoRA run, whose head is frozen
+            head_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
         for first in range(0, len(targets_R), ctx.chunk):
             c = slice(first, first + ctx.chunk)
             x_CV = _logits(hidden_RH[c], w_VH, ctx.temperature)
@@ -136,8 +138,10 @@ class HeadLogProbs(torch.autograd.Function):
             )
             dx_CV = dx_CV.div_(ctx.temperature).to(w_VH.dtype)
             grad_RH[c] = dx_CV @ w_VH
-            grad_VH[: ctx.part.size] += dx_CV.t() @ hidden_RH[c]
-        return grad_RH, grad_VH.to(weight_VH.dtype), None, None, None, None
+            if head_VH is not None:
+                head_VH[: ctx.part.size] += dx_CV.t() @ hidden_RH[c]
+        grad_VH = None if head_VH is None else head_VH.to(weight_VH.dtype)
+        return grad_RH, grad_VH, None, None, None, None
 
 # %% ../../nbs/model/04_logprobs.ipynb #b2ec3a05
 def _gather(stats_4R: Tensor, group: Any) -> Tensor:  # stats_K4R, in rank order

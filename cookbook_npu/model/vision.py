@@ -71,7 +71,7 @@ def check_image_runs(
 # %% ../../nbs/model/08_vision.ipynb #c69bf6cc
 @cache
 def _position_rule(kind: type) -> tuple[Any, bool]:
-    "Return the model class of a configuration, and whether it needs the types of tokens"
+    "Return the model class of a configuration, and whether it needs `mm_token_type_ids`"
     from transformers import AutoModel
 
     install_finder()

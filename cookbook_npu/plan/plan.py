@@ -61,8 +61,8 @@ from ..plan.time import (
     estimate,
     evaluation_estimate,
     later_turns,
-    nearest_run,
     phase_estimates,
+    published_run,
     speeds_of,
 )
 from ..recipes import RECIPES, prompt_changes
@@ -456,7 +456,7 @@ class RunPlan:
         ]
         if self.published is not None:
             run = self.published
-            lines.append(f"  nearest published step: {run.setup}")
+            lines.append(f"  published step: {run.setup}")
             lines += [f"  {run.link}", f"  {'':16}{'planned':>10}{'published':>11}"]
         lines += [self._time_line(e.name, e.seconds, e.bound) for e in self.times]
         if all(e.name != "logprobs" for e in self.times) and not self.config.is_sft:
@@ -514,10 +514,10 @@ class RunPlan:
 
     @property
     def published(self) -> PublishedRun | None:
-        "The nearest published step; None without a planned time, and for fine-tuning"
-        if not self.times or self.config.is_sft:
+        "The published step of the same sizes; None without one, or without a planned time"
+        if not self.times or self.config.is_sft or self.config.teachers:
             return None
-        return nearest_run(self.config, self.model)
+        return published_run(self.config, self.model)
 
     def count_evaluations(self, done: int = 0) -> int:
         "Return the number of evaluations after the first `done` steps"

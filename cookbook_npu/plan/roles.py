@@ -153,8 +153,8 @@ def role_environment(
 ) -> dict[str, str | None]:
     """Return the variables that a role adds to its environment (None: removes)
 
-    Raises `ConfigError` for a reserved variable. At laptop scale only the threads for a model
-    that is given, `placement.trainer_env`, `placement.rollout_env` and `shims` are set."""
+    Raises `ConfigError` for a reserved variable. At scales laptop and cuda only threads for
+    a given model, `placement.trainer_env`, `placement.rollout_env` and `shims` are set."""
     environ = os.environ if environ is None else environ
     own = _own(role, environ)
     chosen = _chosen(config, role, own)

@@ -6,7 +6,7 @@
 __all__ = ['CLOCK_HZ', 'CUBE_OPERATIONS', 'ERRORS', 'TRAIN_PASSES', 'UPDATE_BYTES', 'PUBLISHED_RUNS', 'Speeds', 'speeds_of',
            'error_text', 'forward_flops', 'Estimate', 'pipeline_slowdown', 'context_seconds', 'decode_seconds',
            'later_turns', 'cache_holds_turns', 'turn_prefill_seconds', 'host_update_seconds', 'phase_estimates',
-           'estimate', 'held_out_prompts', 'evaluation_estimate', 'PublishedRun', 'nearest_run']
+           'estimate', 'held_out_prompts', 'evaluation_estimate', 'PublishedRun', 'published_run']
 
 # %% ../../nbs/plan/02_time.ipynb #b2f632ff
 import re
@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from itertools import islice
-from math import log
 from pathlib import Path
 
 from ..config import RunConfig
@@ -443,17 +442,12 @@ PUBLISHED_RUNS = tuple(
 )
 
 # %% ../../nbs/plan/02_time.ipynb #pub-near2
-def nearest_run(config: RunConfig, d: Dimensions) -> PublishedRun:
-    "Return the published step nearest in model, devices, response limit and placement"
-    here = total_parameters(d) / 1e9, config.placement.devices
-    limit = config.sampling.max_response_tokens
-    split = config.placement.mode == "split"
-
-    def distance(run: PublishedRun) -> float:
-        there = run.billions, run.units, run.response
-        pairs = zip(there, (*here, limit), strict=True)
-        sizes = sum(abs(log(a / b)) if a else log(10) for a, b in pairs)
-        others = (run.trainer is not None) != split, not run.phases
-        return sizes + 3 * (run.model != d.name) + sum(others)
-
-    return min((run for run in PUBLISHED_RUNS if "step" in run.seconds), key=distance)
+def published_run(config: RunConfig, d: Dimensions) -> PublishedRun | None:
+    "Return the published step with the model, devices, batch and response limit of a run"
+    batch = config.rollout.prompts_per_step, config.rollout.samples_per_prompt
+    sizes = (d.name, config.placement.devices, *batch, config.sampling.max_response_tokens)
+    for run in PUBLISHED_RUNS:
+        there = run.model, run.units, run.prompts, run.samples, run.response
+        if "step" in run.seconds and there == sizes:
+            return run
+    return None

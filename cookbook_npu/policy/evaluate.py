@@ -60,7 +60,7 @@ class EvalSettings:
     data: str | None = None  # file, folder, hub dataset or generated task
     samples: int | None = None  # per prompt
     temperature: float | None = None  # 0: greedy
-    prompts: int | None = None  # maximum; None: use the run's number, or all of other data
+    prompts: int | None = None  # maximum; None: all of another file, else the run's number
     max_tokens: int | None = None  # per answer
     engine: str | None = None  # transformers or vllm
 
@@ -318,7 +318,7 @@ def evaluation_text(result: Mapping[str, Any]) -> str:
     return "\n".join([*lines, f"written   {result['file']}"])
 
 # %% ../../nbs/policy/01_evaluate.ipynb #9d5f3d4e
-# a prompt is text alone, in the run's own format
+# own prompts have no label and no environment
 _ASKED = {
     "data.record_format": "plain",
     "data.input_key": None,

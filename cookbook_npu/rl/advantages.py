@@ -165,10 +165,10 @@ def explained_variance(
 def whiten(
     value_T: Tensor,  # values of all tokens of a step, for example advantages
     mask_T: Tensor,  # 1 where the value counts
-    shift_mean: bool = True,  # subtract the mean; else only scale
+    shift_mean: bool = True,  # False: keep the mean, scale the deviations from it
     eps: float = 1e-8,  # added to the variance
 ) -> Tensor:  # whitened values, float32 at least; 0 where the mask is 0
-    "Mean 0, variance 1; raises `DataError` or `NumericsError`"
+    "Scale to variance 1, shift to mean 0; raises `DataError` or `NumericsError`"
     if value_T.shape != mask_T.shape:
         raise DataError(
             f"values have shape {tuple(value_T.shape)}, the mask {tuple(mask_T.shape)}",

@@ -175,7 +175,7 @@ def group_rewards(
 
 # %% ../../nbs/rl/00_sequences.ipynb #10c813fb
 def zero_std_groups(rewards_B: Tensor, group_ids: Sequence[str]) -> int:
-    "Count the groups that give no gradient, because their rewards are all equal"
+    "Count the groups whose rewards are all equal"
     groups: dict[str, set[float]] = {}
     for name, reward in zip(group_ids, rewards_B.tolist(), strict=True):
         groups.setdefault(name, set()).add(reward)

@@ -168,7 +168,7 @@ class EnvironmentPool:
         self.make = make
         self.calls = calls
         self.free: list[Environment] = []
-        self.made: list[Environment] = []  # free or in use, without failed ones
+        self.made: list[Environment] = []  # that `close_calls` closes
 
     @property
     def oracle(self) -> bool:

@@ -125,7 +125,7 @@ class Outcomes:
     settings: dict[str, tuple[Any, ...]]  # keys that differ -> value of each run
     finals: tuple[dict[str, Final], ...]
     metrics: tuple[MetricColumns, ...]
-    incomparable: dict[str, str]  # metric -> why the runs do not tell its values apart
+    incomparable: dict[str, str]  # metric -> why its values cannot be compared
     not_bitwise: str = ""  # why runs of equal settings need not repeat bitwise
     stack: Sequence[Difference] = ()  # code, packages, machine; of two runs
 

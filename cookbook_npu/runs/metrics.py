@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..runs.answers import AnswerTable
 
 # %% ../../nbs/runs/01_metrics.ipynb #86e7f80b
-# phases of a step in order; the last one is the whole step
+# phases of a step in order, without `eval` and `save`; the last one is the whole step
 STEP_PHASES = (
     "rollout",
     "reward_model",
@@ -53,14 +53,14 @@ STEP_PHASES = (
     "update_weights",
     "step",
 )
-# of runs with a reward model, a critic or a teacher only
+# a report shows these only if the run has them
 OPTIONAL_PHASES = ("reward_model", "values", "teacher_logprobs", "critic_train")
 TIME_PREFIX = "time/"
 
 
 def is_timing(name: str) -> bool:
     "Whether a metric depends on the machine: times, rates, memory"
-    return name.startswith((TIME_PREFIX, "perf/", "memory/")) or "per_s" in name
+    return name.startswith((TIME_PREFIX, "perf/", "memory/")) or "_per_s_" in f"{name}_"
 
 
 TRAIN_WAIT = "perf/train_wait_time"

@@ -669,7 +669,7 @@ class NotebookView(Sink):
         # a run that has lost its trainer repeats steps
         kept = [r for r in self.records if r["step"] < record["step"]]
         self.records = [*kept, record]
-        # start-up and the first step, which warms caches, would distort the estimate
+        # start-up would distort the estimate, as does a first step after an evaluation
         if len(self.records) == self.resumed + 1:
             self.began = self.clock()
             self.before = self.done()

@@ -426,7 +426,7 @@ class EnginePool:
         for member in self.members:
             member.release()
         ready = [self.state.engines.groups[n] for n in self.numbers(EngineStatus.READY)]
-        # the restart of the run finds a lost one, or the next weight update
+        # the next weight update, or the restart of the run, detects a lost engine
         await Engines(ready).ask_each(RolloutWorker.abort, [()] * len(ready))
         for number in self.in_service:
             self.members[number].set_status(EngineStatus.UNLOADED)
@@ -760,7 +760,7 @@ class AsyncSampler:
         self.state.folder.event("groups_dropped", kept=0, groups=1, error=failure)
 
     def _is_useful(self, group: RunningGroup) -> bool:
-        "Whether to train on a group, which has all rewards"
+        "Whether to train on a graded group; ends a row of failures, counts a group without a spread"
         config = self.state.config
         self.failed_in_a_row = 0
         rewards = [sample.reward or 0.0 for sample in group.in_order()]

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['PerSequence', 'RowValues', 'REVERSE_KL', 'MODEL_SCORE', 'ROUTING_BYTES', 'TokenIds', 'Batch', 'loss_masks',
-           'compute_loss_weights', 'rewards_of', 'batch_advantages', 'sample_inputs', 'make_batch', 'complete_batch',
-           'rollout_mismatch', 'with_advantages', 'teacher_of', 'add_teacher', 'reward_inputs', 'add_model_scores',
-           'rollout_metrics', 'MicroBatch', 'make_micro_batch', 'compute_loss', 'conversation_sample', 'make_sft_batch',
-           'supervised_loss']
+           'compute_loss_weights', 'rewards_of', 'batch_advantages', 'sample_inputs', 'mask_nonfinite', 'make_batch',
+           'complete_batch', 'rollout_mismatch', 'with_advantages', 'teacher_of', 'add_teacher', 'reward_inputs',
+           'add_model_scores', 'rollout_metrics', 'MicroBatch', 'make_micro_batch', 'compute_loss',
+           'conversation_sample', 'make_sft_batch', 'supervised_loss']
 
 # %% ../../nbs/train/00_batch.ipynb #6b2bd669
 import math
@@ -56,7 +56,7 @@ class TokenIds(NamedTuple):
     prompt_ids: list[int]
     response_ids: list[int]
     images: tuple[ImageInput, ...] = ()  # in the order of their placeholders
-    # [3, T] time, height, width, computed by the trainer (`model.vision`); None: 0..T-1
+    # [3, N] time, height, width of `sequence`, set by the trainer; None: 0..N-1
     positions: Tensor | None = None
     routed_experts: np.ndarray | None = None  # as in `Sample`
 
@@ -207,6 +207,17 @@ def sample_inputs(sample: Sample, images: Mapping[str, ImageInput]) -> TokenIds:
         tuple(images[reference] for reference in sample.images),
         routed_experts=sample.routed_experts,
     )
+
+
+def mask_nonfinite(samples: Sequence[Sample]) -> int:
+    "Take tokens whose log-prob of the engine is not finite out of the loss; return how many"
+    count = 0
+    for sample in samples:
+        finite = np.isfinite(np.asarray(sample.logprobs, np.float32))
+        for i in (~finite).nonzero()[0]:
+            count += bool(sample.loss_mask[i])
+            sample.logprobs[i], sample.loss_mask[i] = 0.0, 0
+    return count
 
 
 def make_batch(

@@ -78,7 +78,7 @@ def compute_value_loss(
     value_T: Tensor,  # of the response tokens of the rows, with gradient
     batch: Batch,  # with values and returns
     rows: Sequence[int],  # of the micro-batch
-    clip: float,  # largest distance from the old values
+    clip: float,  # as `VALUE_CLIP`
 ) -> tuple[Tensor, dict[str, Tensor]]:  # loss, weighted metric sums
     "Return the critic's loss of some rows; loss and metrics add up over micro-batches and ranks"
 
@@ -97,7 +97,7 @@ def compute_value_loss(
     return weighted_sum(loss_T, weight_T), sums
 
 # %% ../../nbs/train/17_critic.ipynb #1fdabb47
-VALUE_CLIP = 0.2  # maximum change of a value in one step
+VALUE_CLIP = 0.2  # change of a value beyond which the loss is not lowered
 
 
 class Critic(ModelTrainer):

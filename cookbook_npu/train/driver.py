@@ -200,8 +200,8 @@ class SplitPlacement(Placement):
 
     def update(self, step: int, meanwhile: Meanwhile) -> dict[str, float]:
         "Let the engines load the weights in the background; return async/* and device memory"
-        # an evaluation of an earlier step ends before the next one starts; should all engines
-        # be lost now, the trainer no longer has its weights
+        # an evaluation of an earlier step ends before the next starts. Without engines
+        # it is dropped: the trainer no longer has its weights
         steps_done = self.sampler.evaluation.steps_done
         self.evaluated = self._end_evaluation(self.sampler.drop_evaluation)
         if self.evaluated:  # logged with the step that is under way
@@ -366,7 +366,7 @@ class Driver:
             self.logprob_alarm.recall(load_metrics(self.state.folder.path))
 
     def steps(self) -> Iterator[dict[str, Any]]:
-        """Yield the metrics of each remaining step.
+        """Yield the row of an evaluation before training, then of each remaining step.
 
         Continues from a checkpoint when the trainer is lost. Raises `RunStopped` after a stop request,
         and when the budget of a judge is spent."""

@@ -70,7 +70,7 @@ _ENVIRONMENT_TASKS = {
 
 
 def _prompts(config: RunConfig, family: str) -> dict[str, Any]:
-    "Return the generated prompts, and the environment if the tiny model can use it"
+    "Return the generated prompts; keep an environment of the package, drop another"
     environment = config.rollout.environment
     task = _ENVIRONMENT_TASKS.get(environment or "")
     keys: dict[str, Any] = {"data.max_prompt_tokens": 512}

@@ -145,7 +145,7 @@ class RolloutWorker:
         self.engine.close()
 
     def update_weights(self, manifest: Manifest) -> int:
-        """Load the weights of an update and compare.
+        """Load the weights of an update and compare; return the number of tensors.
 
         Raises `WeightUpdateError` if the engine holds anything else; it then serves no
         requests until an update succeeds."""

@@ -42,6 +42,7 @@ from ..train.batch import (
     conversation_sample,
     make_batch,
     make_sft_batch,
+    mask_nonfinite,
     reward_inputs,
     rollout_metrics,
     rollout_mismatch,
@@ -248,6 +249,7 @@ class TrainStep:
         self.passes_compared = False  # log-probs before and during training agree: `ppo_kl`
         self.unmeasured: Batch | None = None  # see `late_metrics`
         self.turn_end: tuple[frozenset[int], list[int]] | None = None  # `turn_end_tokens`
+        self.masked = 0  # tokens of this step, by `mask_nonfinite`
 
     def is_stuck(self) -> bool:
         "Whether the tiny model has had no advantage in the last steps, and solves few prompts"
@@ -262,6 +264,9 @@ class TrainStep:
     def prepare(self, step: int, samples: list[Sample]) -> Batch:
         "Save the samples and make a batch of them, without the trainer"
         config = self.state.config
+        self.masked = 0
+        if config.faults.nonfinite == "skip":
+            self.masked = mask_nonfinite(samples)
         if config.output.save_samples and not config.reward_model.path:
             self.state.folder.save_samples(step + 1, [s.record() for s in samples])
         return make_batch(
@@ -298,6 +303,8 @@ class TrainStep:
         span = self.state.tracker.span
         config = self.state.config
         scored = self._score(step, batch, samples) if config.reward_model.path else {}
+        if self.masked:
+            scored["nonfinite_logprobs"] = float(self.masked)
         if config.algorithm.use_reference:
             with span("ref_logprobs"):
                 batch.ref_logprobs = self._sequences(
@@ -428,9 +435,9 @@ class TrainStep:
         return metrics, part
 
     def _only_advantages_teach(self) -> bool:
-        """Whether the gradient of a sequence without an advantage is 0
+        """Whether sequences without an advantage may be left out of training
 
-        Where the trainer's old log-probs count, its pass is needed for them in any case."""
+        Their gradient is 0, and no old log-probs, critic or split run needs their pass."""
         config = self.state.config
         algorithm = config.algorithm
         own_loss = ":" in algorithm.loss

@@ -708,7 +708,7 @@ class WeightWriter:
             check_host_room(self.nbytes, "a weight update", reserve)
 
 # %% ../../nbs/train/02_trainer.ipynb #58c9aef0
-SHARD_BYTES = 2**30  # most bytes of one file of an export
+SHARD_BYTES = 2**30  # of one file of an export with several tensors
 
 
 def write_weights(

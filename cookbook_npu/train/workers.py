@@ -46,7 +46,7 @@ Env = Mapping[str, str | None]  # None removes the variable
 
 
 def machine_share(cluster: Cluster, config: RunConfig, slot: int) -> MachineShare:
-    "Return which devices of a machine the run uses"
+    "Return the run's first device and number of trainer ranks on a slot's machine"
     machine = cluster.slots[slot].machine
     here = [s for s in cluster.slots if s.machine == machine]
     ranks = sum(s.machine == machine for s in cluster.slots[: config.trainer_devices])

@@ -469,7 +469,7 @@ class Meetings:
             self.check()
             if time.monotonic() > deadline:
                 raise WeightUpdateError(
-                    f"{here} of {self.size} members of a weight broadcast came within "
+                    f"{here} of {self.size} members of a weight broadcast arrived within "
                     f"{self.timeout_s:g} s",
                     "An engine hangs, or the network is slow: raise faults.hang_timeout_s.",
                 )

@@ -117,7 +117,7 @@ def check_role(role: str) -> None:
         )
 
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #5254ff31
-# modules of this subpackage that register shims, in order of entering
+# modules that register a trainer's shims; within a phase, in this order
 RECORDS = (
     "torch.device_api",
     "torch.distributed",
@@ -176,8 +176,8 @@ def load_own_shims() -> list[str]:
     return names
 
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #701ed74c
-# imported by Megatron's inference engine: wandb takes half of Megatron's import time, and
-# torch_memory_saver is left in a mode in which a preloading trainer releases nothing
+# imported by Megatron's inference engine: wandb takes half of Megatron's import time;
+# torch_memory_saver gets hook mode torch, and a trainer that preloads it releases nothing
 UNUSED_IMPORTS = ("wandb", "torch_memory_saver")
 
 

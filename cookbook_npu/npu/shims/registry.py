@@ -323,6 +323,9 @@ class Shim:
         except ShimError as error:
             self.patch.undo()
             self.state.set("refused", str(error))
+        except (AttributeError, ImportError, LookupError, TypeError) as error:
+            self.patch.undo()  # upstream removed or changed what the shim names
+            self.state.set("refused", f"{type(error).__name__}: {error}")
         return self.state
 
     def undo(self, keep_foreign: bool = False) -> ShimState:

@@ -32,7 +32,7 @@ from ...errors import RoleError
 # %% ../../../nbs/npu/simulator/10_fork_server.ipynb #23550766
 SERVERS_ENV = "COOKBOOK_NPU_FORK_SERVERS"  # folder of the servers; unset: no servers
 
-# not read at import, so they may differ between server and child; torch sets the last one
+# not read at import, so server and child may differ; torch itself sets TORCHINDUCTOR_CACHE_DIR
 RUNTIME_VARIABLES = """RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 ASCEND_RT_VISIBLE_DEVICES HCCL_BUFFSIZE COOKBOOK_NPU_ROLE COOKBOOK_NPU_MACHINE COOKBOOK_NPU_SIM_DEVICES
 COOKBOOK_NPU_SIM_MEMORY COOKBOOK_NPU_SIM_SESSION COOKBOOK_NPU_SIM_FAULTS COOKBOOK_NPU_WORKER_SERVER

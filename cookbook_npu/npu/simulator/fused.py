@@ -358,13 +358,16 @@ def npu_fusion_attention_grad(
     sparse_mode: int = 0,  # 3 with a mask
     actual_seq_qlen: Sequence[int] | None = None,
     actual_seq_kvlen: Sequence[int] | None = None,
-    **others: Any,  # ignored: dropout and hints
+    pse: Tensor | None = None,  # must be None
+    keep_prob: float = 1.0,  # must be 1
+    **others: Any,  # ignored
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     "Return the gradients of query, key and value, and an empty one of `pse`"
-    if input_layout.upper() != "TND" or sparse_mode not in (0, 3):
+    extra = pse is not None or keep_prob < 1
+    if extra or input_layout.upper() != "TND" or sparse_mode not in (0, 3):
         raise ConfigError(
-            f"the gradient of input_layout {input_layout!r} in sparse_mode {sparse_mode}",
-            "Use TND with mode 0 or 3; autograd computes the others.",
+            f"the gradient of {input_layout!r}, mode {sparse_mode}, pse or dropout {extra}",
+            "Use TND with mode 0 or 3, without dropout and pse; autograd computes the others.",
         )
     query_slices = _slices("actual_seq_qlen", actual_seq_qlen, len(query))
     key_slices = _slices("actual_seq_kvlen", actual_seq_kvlen, len(key))

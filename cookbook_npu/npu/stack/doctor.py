@@ -33,7 +33,7 @@ class Report:
     "Result of the doctor"
 
     machine: Machine
-    # nearest runnable stack; None for a simulated NPU and a machine without one
+    # nearest runnable stack; None for a simulated NPU, or without NPU, CANN and torch_npu
     stack: stacks.Stack | None
     differs: tuple[stacks.Mismatch, ...]  # from that stack, in the order of fixing
     findings: tuple[Finding, ...]

@@ -157,7 +157,7 @@ def read_cann(
     return None, None
 
 
-# torch_npu looks them up; without them a captured graph waits for nothing, without an error
+# torch_npu looks them up by name; without them a captured graph silently skips its waits
 GRAPH_FUNCTIONS = ("aclrtValueWait", "aclrtValueWrite")
 
 
@@ -243,7 +243,7 @@ class Machine:
     memory: Mapping[str, int | None] = field(default_factory=dict)
     # open_files, locked_memory, processes
     limits: Mapping[str, int] = field(default_factory=dict)
-    listening: frozenset[int] = frozenset()  # TCP ports in use
+    listening: frozenset[int] = frozenset()  # TCP ports
     interfaces: tuple[str, ...] = ()  # network interfaces
     shm: Space | None = None  # /dev/shm
     disk: Space | None = None  # folder of the runs
@@ -275,7 +275,7 @@ class Machine:
 
     @property
     def visible(self) -> tuple[Device, ...]:
-        "The devices that the environment selects, in order"
+        "The devices that the environment selects, by index"
         text = self.env.get(device.NPU.visible_env)
         if text is None:
             return self.devices

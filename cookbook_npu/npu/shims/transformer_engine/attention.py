@@ -419,12 +419,15 @@ class DotProductAttention(TransformerEngineBaseModule):
         cp_group: dist.ProcessGroup | None = None,  # context-parallel ranks
         cp_comm_type: str = "p2p",
         softmax_scale: float | None = None,  # None: 1/sqrt(D)
+        softmax_type: str = "vanilla",  # other ones are refused
+        attention_type: str = "self",  # the other one is refused
         **_: Any,
     ) -> None:
         super().__init__()
-        if window_size not in (None, (-1, -1), (-1, 0)):
+        windowed = window_size not in (None, (-1, -1), (-1, 0))
+        if windowed or (softmax_type, attention_type) != ("vanilla", "self"):
             raise ShimError(
-                f"the attention stub has no sliding window {window_size}",
+                f"the stub has no window {window_size}, {softmax_type} softmax, {attention_type} attention",
                 "Use MindSpeed or TransformerEngine for it.",
             )
         self.num_attention_heads = num_attention_heads

@@ -279,7 +279,7 @@ class TransformerEngineBaseModule(nn.Module):
 
 # %% ../../../../nbs/npu/shims/transformer_engine/01_linear.ipynb #89f0a465
 def mark_parallel(parameter: Tensor, dim: int) -> None:
-    "Set Megatron's attributes of a tensor-parallel parameter"
+    "Set Megatron's attributes of a split parameter; as in TE, every weight gets them"
     mark(parameter, tensor_model_parallel=True, partition_dim=dim, partition_stride=1)
 
 

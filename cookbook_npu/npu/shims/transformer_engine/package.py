@@ -43,7 +43,7 @@ _trackers: dict[str, Any] = {}  # states of all trackers, by name
 
 
 def get_all_rng_states() -> dict[str, Tensor]:
-    "Return the states of all trackers, by name"
+    "Return the states that `add` and `fork` of any tracker left last, by name"
     return dict(_trackers)
 
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #5471bf13
@@ -233,7 +233,7 @@ class FusedAdam(torch.optim.Optimizer):
         if asked:
             raise ShimError(
                 f"the FusedAdam stub does not support {', '.join(asked)}",
-                "Disable the precision-aware optimizer.",
+                "Leave it off; the precision-aware optimizer sets master_weights and use_decoupled_grad.",
             )
         defaults = dict(
             lr=lr,
