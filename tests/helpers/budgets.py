@@ -29,7 +29,7 @@ BUDGETS: dict[str, int] = {
     "lines of targets": 235,
     "lines of train": 7530,
     "lines of weights": 975,
-    "lines of the package": 56665,
+    "lines of the package": 56670,
     "notebooks": 151,
     "configuration keys": 150,
     "configuration errors": 56,
