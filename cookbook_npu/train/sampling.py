@@ -46,7 +46,7 @@ def make_requests(
         for k in range(group_size)
     ]
 
-
+# %% ../../nbs/train/10_sampling.ipynb #1a9bfd93
 def engine_of_group(i: int, groups: int, engines: int) -> int:
     "Return the engine of the i-th of so many groups: neighbours share one"
     return i * engines // groups
