@@ -6,7 +6,7 @@
 __all__ = ['PROBE', 'LABELS_KEPT', 'BATCH_SIZE', 'LABEL_FAILURES', 'RETRIES', 'RETRY_WAIT_S', 'Tally', 'policy_text',
            'write_policy_text', 'Score', 'GradingJob', 'grading_job', 'Counts', 'UngradableLabel', 'FailingLabels',
            'GradingPool', 'all_scorers', 'check_reward', 'scorer_weights', 'check_labels', 'check_prompts', 'Grade',
-           'grade_of', 'try_scorers', 'RewardPool', 'pass_at_k', 'tally', 'pass_curve', 'eval_metrics']
+           'grade_of', 'own_verdict', 'try_scorers', 'RewardPool', 'pass_at_k', 'tally', 'pass_curve', 'eval_metrics']
 
 # %% ../../nbs/data/09_rewards.ipynb #077742ac
 import json
@@ -449,6 +449,16 @@ def grade_of(scores: Mapping[str, tuple[float, Score | None]]) -> Grade:
     reward = sum(weight * value for weight, value in parts.values())
     return Grade(float(reward), all(verdicts) if verdicts else None, parts)
 
+
+def own_verdict(grade: Grade, sample: Sample) -> Grade:
+    "With the verdict of the first answer, if a tool that knows the label has judged it"
+    episode = sample.metadata.get("environment")
+    if grade.correct is None or not isinstance(episode, dict):
+        return grade
+    if not episode.get("oracle_calls"):
+        return grade
+    return replace(grade, correct=any(a >= 1 for a in episode["answers"][:1]))
+
 # %% ../../nbs/data/09_rewards.ipynb #ad6d3848
 # of the code, whatever the answer is
 _FAULTS = "(NameError|UnboundLocalError|ImportError|ModuleNotFoundError|DataError)"
@@ -552,7 +562,8 @@ class RewardPool(GradingPool):
                 found = [s and replace(s, correct=bool(s.correct)) for s in found]
             for i, score in zip(chosen, found, strict=True):
                 scores[i][scorer.name] = (weights[i][scorer.name], score)
-        return list(map(grade_of, scores))
+        grades = map(grade_of, scores)
+        return [own_verdict(g, s) for g, s in zip(grades, samples, strict=True)]
 
     def score(self, samples: Sequence[Sample]) -> list[float | None]:
         "The reward of each sample; None when a reward server gave no score"

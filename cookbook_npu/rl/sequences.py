@@ -72,6 +72,10 @@ def check_aligned(
                 f"{quantity} has shape {tuple(value_T.shape)}, {first} {tuple(shape)}",
                 "Align them.",
             )
+    finite = [torch.isfinite(value_T.detach()).all() for value_T in values.values()]
+    if torch.stack(finite).all():  # one wait for the device instead of one per quantity
+        return
+    for quantity, value_T in values.items():
         check_finite(quantity, value_T, token_name)
 
 # %% ../../nbs/rl/00_sequences.ipynb #dce463bf

@@ -200,7 +200,7 @@ def warn_oracle(episodes: EpisodeRunner, config: RunConfig, folder: RunFolder) -
     environment = config.rollout.environment
     text = (
         f"rollout.environment {environment} has an oracle: a tool that knows the label; "
-        "env/first_answer_reward_mean is the reward without it"
+        "accuracies count the first answer, before its verdict; rewards the last"
     )
     print(text, flush=True)
     folder.event("oracle", environment=environment, text=text)

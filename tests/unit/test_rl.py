@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cookbook_npu.rl.losses import LOSS_AGG_MODES, policy_loss, token_weights, weighted_sum
 
@@ -92,3 +93,19 @@ def test_the_weights_of_a_step_sum_to_what_the_mode_says(step, loss_agg_mode):
     }
     assert total == pytest.approx(expected[loss_agg_mode], abs=1e-5)
     assert all((w[m == 0] == 0).all() for w, m in zip(weights, masks, strict=True))
+
+
+def test_a_loss_waits_for_the_device_once():
+    "A read of a tensor's value waits for all work queued on the device"
+
+    class Reads(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += func is torch.ops.aten._local_scalar_dense.default
+            return func(*args, **kwargs or {})
+
+    logp_T = torch.full((3,), -1.0, requires_grad=True)
+    with Reads() as reads:
+        policy_loss(logp_T, logp_T.detach(), torch.ones(3))
+    assert reads.count == 1
