@@ -6,11 +6,11 @@
 __all__ = ['app', 'complete_recipes', 'complete_parameters', 'complete_scales', 'complete_keys', 'NO_NPU_SOFTWARE',
            'BundleFormat', 'join_pairs', 'find_notebook', 'no_parameter', 'check_names', 'add_defaults', 'name_run',
            'resolve_run', 'check_kernel', 'resume_parameters', 'print_progress', 'execute', 'completes',
-           'complete_jobs', 'complete_runs', 'show_settings', 'is_finished', 'print_result', 'refuse_empty_result',
-           'planned_config', 'machine_need', 'one_scale', 'save_bundle', 'planned_notebook', 'recipe_summary',
-           'compared', 'job_words', 'job_parameters', 'end_job', 'check_options', 'devices_of_machine', 'check_nodes',
-           'check_network', 'check_launch', 'new_job', 'resume_job', 'start_job', 'follow_job', 'show_rehearsal',
-           'refuse_removed', 'main', 'exit_with']
+           'complete_jobs', 'complete_runs', 'run_notebook', 'check_run', 'show_settings', 'is_finished',
+           'print_result', 'refuse_empty_result', 'planned_config', 'machine_need', 'one_scale', 'save_bundle',
+           'planned_notebook', 'recipe_summary', 'compared', 'job_words', 'job_parameters', 'end_job', 'check_options',
+           'devices_of_machine', 'check_nodes', 'check_network', 'check_launch', 'new_job', 'resume_job', 'start_job',
+           'follow_job', 'show_rehearsal', 'refuse_removed', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
 import inspect
@@ -36,6 +36,8 @@ from typer import Argument, Option
 from typer.core import TyperGroup
 
 import cookbook_npu
+
+# %% ../nbs/99_cli.ipynb #c4a3b449
 from .cluster.ray_cluster import check_address, preload_workers
 from .config import (
     OutputConfig,
@@ -437,6 +439,33 @@ _ResumeRun = Annotated[
 _RunScale = Annotated[str | None, _scale("laptop")]
 
 # %% ../nbs/99_cli.ipynb #d557d811
+def run_notebook(notebook: Path, given: Given, folder: Path, steps: int | None) -> None:
+    "Run a notebook in its kernel and print its result; exits with 1 if nothing was learned"
+    parameters = given.as_parameters()
+    target = find_target(parameters.get("scale") or "laptop")
+    if target.simulated and not os.environ.get("RAY_ADDRESS"):
+        preload_workers()  # imports while this process prepares the notebook
+    _announce(f"run {folder.name}: starting the notebook")
+    began = time.monotonic()
+    with export_settings(given, folder.name):
+        execute(notebook, parameters, folder, steps)
+    print_result(folder, time.monotonic() - began)
+    refuse_empty_result(folder)
+
+
+def check_run(config: RunConfig, is_resumed: bool) -> None:
+    "Raise the error with which a recipe's run would end before its first step"
+    from .model.tiny import first_weights
+
+    inputs = check_machine(config)
+    if is_resumed:
+        from .train.recovery import check_resumable
+
+        check_resumable(config, inputs.records)
+    for own in inputs.of_tenants.values() or [inputs]:
+        own.try_load(partial(first_weights, config))
+
+# %% ../nbs/99_cli.ipynb #e983573b
 @app.command(
     "run",
     rich_help_panel=_DURING,
@@ -485,30 +514,15 @@ def _run(
     with locate_errors(given):
         folder = name_run(notebook, parameters)
         if recipe_of(notebook):
-            inputs = check_machine(config := resolve_run(notebook, parameters))
-            if resume:
-                from .train.recovery import check_resumable
-
-                check_resumable(config, inputs.records)
-            from .model.tiny import first_weights
             from .plan.plan import prompts_text
 
-            for own in inputs.of_tenants.values() or [inputs]:
-                own.try_load(partial(first_weights, config))
+            config = resolve_run(notebook, parameters)
+            check_run(config, is_resumed=resume is not None)
             show_settings(config, given)
-
             if changes := prompts_text(config):
                 typer.echo(fit(changes))
             steps = config.num_steps
-    target = find_target(parameters.get("scale") or "laptop")
-    if target.simulated and not os.environ.get("RAY_ADDRESS"):
-        preload_workers()  # imports while this process prepares the notebook
-    _announce(f"run {folder.name}: starting the notebook")
-    began = time.monotonic()
-    with export_settings(given, folder.name):
-        execute(notebook, parameters, folder, steps)
-    print_result(folder, time.monotonic() - began)
-    refuse_empty_result(folder)
+    run_notebook(notebook, given, folder, steps)
 
 # %% ../nbs/99_cli.ipynb #e799f3dc
 def show_settings(config: RunConfig, given: Given, every: bool = False) -> None:

@@ -24,7 +24,7 @@ def _has_token_advantages(c: RunSections) -> bool:
     differ = a.has_token_rewards and a.kl_in_reward
     return bool(c.has_critic or c.teachers or differ)
 
-
+# %% ../../nbs/config/05_checks.ipynb #6d3d5607
 # condition, in words and as a test -> the values that it requires, and why
 _Required = tuple[str, Callable[[RunSections], Any], Mapping[str, Any], str]
 _REQUIRED: tuple[_Required, ...] = (
@@ -64,6 +64,10 @@ _REQUIRED: tuple[_Required, ...] = (
         {"train.layout": "auto"},
         "Context parallelism splits packed rows",
     ),
+)
+
+# %% ../../nbs/config/05_checks.ipynb #dcbb0465
+_REQUIRED += (
     (
         "lora.rank",
         lambda c: c.lora.rank,

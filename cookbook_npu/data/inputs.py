@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+
 from ..config import RunConfig, own_modules
 from ..data.conversations import (
     ConversationFormat,

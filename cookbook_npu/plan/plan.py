@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 
+# %% ../../nbs/plan/04_plan.ipynb #f0544b23
 from ..config import RunConfig
 from ..config.sections import why_merged
 from ..data.datasets import PACKAGED_MODELS, hub_model
@@ -244,7 +245,7 @@ def _not_here(config: RunConfig) -> list[tuple[str, str]]:
         gone.append(f"{model}, planned as {model_of(config).name}")
     return [("not here", "; ".join(sorted(gone)))] if gone else []
 
-
+# %% ../../nbs/plan/04_plan.ipynb #87e51a0d
 def _tenants(config: RunConfig) -> tuple[str, str]:
     d = model_of(config)
     batch = " after sampling for all in one batch" if config.lora.batch_tenants else ""

@@ -524,21 +524,6 @@ class Engine(ABC):
         self._running: dict[tuple[str, int], RequestState] = {}  # queued or decoding
         self._finished: list[RequestState] = []  # not yet collected
 
-    def _share(self, other: "Engine") -> None:
-        "Begin as a second engine on the model of another one"
-        Engine.__init__(
-            self, other.model, other.tokenizer, other.max_tokens, other.simulated_latency
-        )
-        self.dtype = other.dtype
-        self.holder = other.holder
-        self.takes_images = other.takes_images
-        self.image_token_id = other.image_token_id
-        self.merge_size = other.merge_size
-
-    def check_graphs(self) -> str:
-        "Return why the engine no longer replays captured graphs; empty: it does, or has none"
-        return ""
-
     @abstractmethod
     def _weights_changed(self) -> None:
         "Recompute the cache of running requests"
@@ -554,6 +539,21 @@ class Engine(ABC):
     @abstractmethod
     def _close(self) -> None:
         "Release everything"
+
+    def _share(self, other: "Engine") -> None:
+        "Begin as a second engine on the model of another one"
+        Engine.__init__(
+            self, other.model, other.tokenizer, other.max_tokens, other.simulated_latency
+        )
+        self.dtype = other.dtype
+        self.holder = other.holder
+        self.takes_images = other.takes_images
+        self.image_token_id = other.image_token_id
+        self.merge_size = other.merge_size
+
+    def check_graphs(self) -> str:
+        "Return why the engine no longer replays captured graphs; empty: it does, or has none"
+        return ""
 
     @property
     def state(self) -> str:

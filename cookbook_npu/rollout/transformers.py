@@ -694,7 +694,10 @@ class DeviceWeights:
 
     @torch.no_grad()
     def load(
-        self, version: int, tensors: Mapping[str, Tensor], handles: Mapping[str, tuple]
+        self,
+        version: int,
+        tensors: Mapping[str, Tensor],
+        handles: Mapping[str, tuple],
     ) -> None:
         "Replace all values; afterwards the caller may reuse its tensors"
         for name, weight in self.weights.items():

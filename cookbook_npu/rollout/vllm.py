@@ -9,8 +9,8 @@ __all__ = ['VllmBuild', 'VLLM_ENVIRONMENT', 'VLLM_CPU_ENVIRONMENT', 'TORCH_COMPA
            'folder_shapes', 'tied_names', 'choose_weight_update_method', 'check_nz_mode', 'check_logprobs_mode',
            'check_layouts', 'VllmWeights', 'register_unloaded', 'media_limits', 'graph_arguments', 'run_arguments',
            'llm_arguments', 'engine_settings', 'VllmImages', 'vllm_sampling', 'VllmRequests', 'remove_shared_memory',
-           'name_shared_memory', 'prepare_process', 'ImportedVllm', 'import_vllm', 'read_folder', 'VllmEngine',
-           'graph_fault', 'VllmAdapterEngine']
+           'name_shared_memory', 'prepare_process', 'ImportedVllm', 'import_vllm', 'own_arguments', 'read_folder',
+           'VllmEngine', 'graph_fault', 'VllmAdapterEngine']
 
 # %% ../../nbs/rollout/03_vllm.ipynb #d4bdb41a
 import functools
@@ -673,6 +673,13 @@ def import_vllm(build: VllmBuild) -> ImportedVllm:
     return ImportedVllm(LLM, known, platform, can_sleep, cache_bytes)
 
 # %% ../../nbs/rollout/03_vllm.ipynb #4b41f27a
+def own_arguments(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    "Return `rollout.engine_args` with the settings of vllm-ascend; raise for an unknown name"
+    check_argument_names("rollout.engine_args", given, known)
+    additional = rl_settings(given.get("additional_config", {}))
+    return dict(given) | ({"additional_config": additional} if additional else {})
+
+
 def read_folder(path: Path) -> tuple[Any, Any]:
     "Return configuration and tokenizer of a Hugging Face folder that has weights"
     from transformers import AutoConfig, AutoTokenizer
@@ -721,10 +728,6 @@ class VllmEngine(Engine):
         self._weights_valid = load_weights
         self.lora = lora
         vllm = import_vllm(build)
-        engine_args = dict(engine_args or {})
-        check_argument_names("rollout.engine_args", engine_args, vllm.known)
-        if additional := rl_settings(engine_args.get("additional_config", {})):
-            engine_args["additional_config"] = additional
         arguments = llm_arguments(
             self.model,
             dtype,
@@ -738,7 +741,7 @@ class VllmEngine(Engine):
             vllm_weights.transfer_config(weight_update_method, vllm.platform),
             has_vision=hasattr(config, "vision_config"),
             max_pixels=max_pixels,
-            engine_args=engine_args,
+            engine_args=own_arguments(engine_args or {}, vllm.known),
             load_weights=load_weights,
             routing_replay=routing_replay,
             lora=lora,

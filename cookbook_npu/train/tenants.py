@@ -23,6 +23,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 
+# %% ../../nbs/train/23_tenants.ipynb #fd9bb3d7
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import Future, R, WorkerGroup, find_method
 from ..config import (
@@ -69,6 +70,8 @@ from ..runs.metrics import TIME_PREFIX, Tracker, is_step, is_timing
 from ..runs.plots import NotebookView
 from ..runs.report import write_report
 from ..stop import RunStopped, StopRequest, resume_hint
+
+# %% ../../nbs/train/23_tenants.ipynb #8844e8b9
 from .batch import Batch, PerSequence, complete_batch, make_batch
 from .driver import ColocatedPlacement, Driver, Placement
 from .recovery import open_folder
@@ -213,7 +216,9 @@ class TenantTrainer:
             tenant.weights.release()
         self.acc.empty_cache()
 
-    def call_in_slot(self, slot: int, method: str, *args: Any, **kwargs: Any) -> Any:
+    def call_in_slot(
+        self, slot: int, method: str, *args: Any, **kwargs: Any
+    ) -> Any:
         "Call a method of a tenant's `SlotTrainer` by its name"
         if slot not in self.slots:
             raise ConfigError(f"{method} in slot {slot}, which is free", "Lease it first.")

@@ -340,6 +340,14 @@ def npu_fusion_attention(
     return _in_layout(output, layout), top, total, nothing, 0, 0, 0
 
 # %% ../../../nbs/npu/simulator/04_fused.ipynb #8d3c314f
+def _score_gradients(
+    weights: Tensor, v: Tensor, out: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor]:
+    "The gradients of the scores before the softmax, and of the values"
+    ds = weights * (grad @ v.transpose(-1, -2) - (grad * out).sum(-1, keepdim=True))
+    return ds, weights.transpose(-1, -2) @ grad
+
+# %% ../../../nbs/npu/simulator/04_fused.ipynb #364cdf31
 def npu_fusion_attention_grad(
     query: Tensor,  # (T, N, D)
     key: Tensor,  # (K, G, D)
@@ -380,19 +388,17 @@ def npu_fusion_attention_grad(
             for t in (query, attention_in, dy)
         )
         k, v = (t[seen].float().transpose(0, 1)[:, None] for t in (key, value))
+        scores = q @ k.transpose(-1, -2) * scale_value
+        shape, band = (scores.shape[-2], scores.shape[-1]), (pre_tockens, next_tockens)
+        hidden = _hidden_positions(atten_mask, sparse_mode, *shape, q.device, band)
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, float("-inf"))
         top, total = (
             t[own, :, 0].reshape(groups, -1, q.shape[2], 1)
             for t in (softmax_max, softmax_sum)
         )
-        scores = q @ k.transpose(-1, -2) * scale_value
-        shape = (scores.shape[-2], scores.shape[-1])
-        band = (pre_tockens, next_tockens)
-        hidden = _hidden_positions(atten_mask, sparse_mode, *shape, q.device, band)
-        if hidden is not None:
-            scores = scores.masked_fill(hidden, float("-inf"))
         weights = (scores - top).exp() / total
-        dv = weights.transpose(-1, -2) @ grad
-        ds = weights * (grad @ v.transpose(-1, -2) - (grad * out).sum(-1, keepdim=True))
+        ds, dv = _score_gradients(weights, v, out, grad)
         dq = ds @ k * scale_value
         dk = ds.transpose(-1, -2) @ q * scale_value
         found.append((dq.flatten(0, 1), dk.sum(1), dv.sum(1)))
