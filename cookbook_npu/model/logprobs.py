@@ -127,9 +127,13 @@ class HeadLogProbs(torch.autograd.Function):
         hidden_RH, weight_VH, targets_R, lse_R, mean_R = ctx.saved_tensors
         w_VH = weight_VH[: ctx.part.size]
         grad_RH = torch.empty_like(hidden_RH)
+        # Megatron's float32 gradient buffer of the weight, if it has one
+        main_VH = getattr(weight_VH, "main_grad", None)
         head_VH = None
         if ctx.needs_input_grad[1]:  # not in a LoRA run, whose head is frozen
-            head_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
+            head_VH = main_VH
+            if main_VH is None:
+                head_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
         for first in range(0, len(targets_R), ctx.chunk):
             c = slice(first, first + ctx.chunk)
             x_CV = _logits(hidden_RH[c], w_VH, ctx.temperature)
@@ -140,7 +144,9 @@ class HeadLogProbs(torch.autograd.Function):
             grad_RH[c] = dx_CV @ w_VH
             if head_VH is not None:
                 head_VH[: ctx.part.size] += dx_CV.t() @ hidden_RH[c]
-        grad_VH = None if head_VH is None else head_VH.to(weight_VH.dtype)
+        grad_VH = None
+        if head_VH is not None and main_VH is None:
+            grad_VH = head_VH.to(weight_VH.dtype)
         return grad_RH, grad_VH, None, None, None, None
 
 # %% ../../nbs/model/04_logprobs.ipynb #b2ec3a05
