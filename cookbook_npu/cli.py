@@ -439,16 +439,16 @@ _ResumeRun = Annotated[
 _RunScale = Annotated[str | None, _scale("laptop")]
 
 # %% ../nbs/99_cli.ipynb #d557d811
-def run_notebook(notebook: Path, given: Given, folder: Path, steps: int | None) -> None:
+def run_notebook(
+    notebook: Path, parameters: Mapping[str, Any], folder: Path, steps: int | None
+) -> None:
     "Run a notebook in its kernel and print its result; exits with 1 if nothing was learned"
-    parameters = given.as_parameters()
     target = find_target(parameters.get("scale") or "laptop")
     if target.simulated and not os.environ.get("RAY_ADDRESS"):
         preload_workers()  # imports while this process prepares the notebook
     _announce(f"run {folder.name}: starting the notebook")
     began = time.monotonic()
-    with export_settings(given, folder.name):
-        execute(notebook, parameters, folder, steps)
+    execute(notebook, parameters, folder, steps)
     print_result(folder, time.monotonic() - began)
     refuse_empty_result(folder)
 
@@ -522,7 +522,8 @@ def _run(
             if changes := prompts_text(config):
                 typer.echo(fit(changes))
             steps = config.num_steps
-    run_notebook(notebook, given, folder, steps)
+    with export_settings(given, folder.name):
+        run_notebook(notebook, parameters, folder, steps)
 
 # %% ../nbs/99_cli.ipynb #e799f3dc
 def show_settings(config: RunConfig, given: Given, every: bool = False) -> None:

@@ -580,8 +580,8 @@ _GUESS = re.compile(r"<guess>\s*\[?\s*([a-z]+)\s*\]?\s*</guess>")
 _SQUARES = {"G": "🟩", "Y": "🟨", "X": "⬛"}
 RULES = (
     "You play Wordle. Guess the secret word of {} letters. I answer with a mark for each letter "
-    "of your guess: G if it is in its place, Y if it is elsewhere in the word, X if it is not in "
-    "the word. Write each guess as <guess>[word]</guess>."
+    "of your guess: G if it is in its place, Y if it is elsewhere in the word, X otherwise. "
+    "Write each guess as <guess>[word]</guess>."
 )
 INVALID = "No guess of {} letters. Write it as <guess>[word]</guess>."
 

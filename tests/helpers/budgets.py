@@ -29,7 +29,7 @@ BUDGETS: dict[str, int] = {
     "lines of targets": 235,
     "lines of train": 7531,
     "lines of weights": 975,
-    "lines of the package": 56725,
+    "lines of the package": 56730,
     "notebooks": 151,
     "configuration keys": 150,
     "configuration errors": 56,
