@@ -19,7 +19,7 @@ BUDGETS: dict[str, int] = {
     "lines of config": 2604,
     "lines of contrib": 720,
     "lines of data": 7562,
-    "lines of model": 3520,
+    "lines of model": 3521,
     "lines of npu": 12805,
     "lines of plan": 3180,
     "lines of policy": 810,
@@ -36,7 +36,7 @@ BUDGETS: dict[str, int] = {
     "commands": 17,
     "options of commands": 65,
     "lines of tests": 33185,
-    "lines of notebook examples": 24305,
+    "lines of notebook examples": 24310,
     "TEST_LOOPS": 1400,
 }
 
